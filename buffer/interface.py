@@ -1,0 +1,278 @@
+"""What a continuation buffer does, whoever keeps it.
+
+Always true, after every call that returns or raises:
+- a group is in exactly one state, and admitted = open + ready + leased + consumed + dropped;
+- a sample only grows: an append names the length it expects, and the segments tile the tokens;
+- whoever was superseded (an older service epoch, trainer epoch or sample attempt) changes nothing: its call raises
+  `FencedError`, is counted, and the stored bytes stay as they were;
+- each method is one transition: it happens whole or not at all. Methods that take many ids are a pipeline of such
+  transitions, each whole by itself.
+
+Order is the buffer's business: PARKED samples resume oldest version first, then by order of admission; batches take
+the READY groups whose oldest token is oldest first, then by order of readiness.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protocol.messages import Ledger, Policy, PolicyState, SettingsChange
+from protocol.samples import Group, Prompt, Reward, Sample, Segment
+from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A prompt to admit, and how many samples of it."""
+
+    prompt: Prompt
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorMove:
+    """Position in the data set before and after an admission; both change in the admission's own transaction.
+
+    The buffer keeps it as an opaque string and refuses (ConflictError) a move that does not start where it is.
+    """
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLease:
+    """The right to write one running sample. `attempt` grows at every start: it is the fencing token."""
+
+    sample_id: str
+    worker: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBrief:
+    """A sample without its tokens: what the scheduler decides on. `oldest_version` is None before the first token."""
+
+    sample_id: str
+    group_id: str
+    group_seq: int
+    state: SampleState
+    num_tokens: int
+    oldest_version: int | None
+    num_resumes: int
+    num_failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBrief:
+    """A group without its samples' tokens. `oldest_version` is the least of its samples', or None."""
+
+    group_id: str
+    seq: int
+    state: GroupState
+    admitted_version: int
+    num_samples: int
+    num_scored: int
+    num_failed: int
+    oldest_version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLease:
+    """The groups of one step. `sha256` is None until the encoded batch has been spooled."""
+
+    step: int
+    group_ids: tuple[str, ...]
+    policy_version: int
+    trained: bool
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTrainer:
+    """A trainer session: its epoch, and what was acknowledged by opening it."""
+
+    trainer_epoch: int
+    durable_step: int
+    released: tuple[BatchLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counts of everything, read in one go. `outstanding` = offered + leased but not trained batches."""
+
+    ledger: Ledger
+    samples: Mapping[SampleState, int]
+    dropped: Mapping[DropReason, int]
+    offered: int
+    outstanding: int
+    leased_steps: tuple[int, ...]
+    trained_step: int
+    durable_step: int
+    service_epoch: int
+    trainer_epoch: int
+    active_version: int
+    newest_version: int
+    cursor: str
+    counters: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """What `verify` found by counting the raw records, against what the ledger says."""
+
+    stored: Ledger
+    counted: Ledger
+    faults: tuple[str, ...] = field(default=())
+
+
+class ContinuationBuffer(Protocol):
+    """One run's buffer. Raises `UnavailableError` when the store doesn't answer."""
+
+    # Owners
+
+    async def claim_service(self, service_id: str) -> int:
+        """Become the run's service: raise the service epoch, fence every older one, return the new epoch.
+
+        RUNNING samples of older epochs become PARKED (QUEUED if they have no token). Every later call of this object
+        carries the epoch.
+        """
+        ...
+
+    async def open_trainer(self, durable_step: int) -> OpenedTrainer:
+        """Start a trainer session: raise the trainer epoch and acknowledge the steps up to `durable_step`.
+
+        Leased steps after it are no longer trained (they will be replayed) and pass to the new epoch. Raises
+        ConflictError if `durable_step` is below the last acknowledged step.
+        """
+        ...
+
+    # Generation
+
+    async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
+        """Admit groups (OPEN, their samples QUEUED) and move the data cursor, all in one transaction."""
+        ...
+
+    async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
+        """QUEUED or PARKED → RUNNING, leased to `worker`; counts a resume if the sample was PARKED."""
+        ...
+
+    async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
+        """Renew the leases of running samples; returns those that were lost."""
+        ...
+
+    async def append(self, lease: SampleLease, piece: Segment) -> None:
+        """Append new tokens of a running sample. `piece.start` must be the stored length (LengthError)."""
+        ...
+
+    async def park(self, lease: SampleLease, piece: Segment | None) -> None:
+        """RUNNING → PARKED with its last tokens (back to QUEUED if it has none at all)."""
+        ...
+
+    async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
+        """RUNNING → FINISHED with its last tokens."""
+        ...
+
+    async def record_failure(self, lease: SampleLease, error: str, max_failures: int) -> GroupState | None:
+        """A running sample failed in the engine: PARKED (or QUEUED) again, or FAILED at the `max_failures`-th time.
+
+        Returns the group's state if the sample is now FAILED, else None.
+        """
+        ...
+
+    async def score(self, sample_id: str, reward: Reward, min_scored: int) -> GroupState:
+        """FINISHED → SCORED; the last terminal sample makes the group READY, or DROPPED with too few scored."""
+        ...
+
+    async def fail(self, sample_id: str, reason: FailReason, error: str, min_scored: int) -> GroupState:
+        """FINISHED or RUNNING → FAILED; the group goes on without it while `min_scored` can be reached."""
+        ...
+
+    async def drop(self, group_id: str, reason: DropReason) -> None:
+        """OPEN or READY → DROPPED; its samples' records are deleted, its running leases are lost."""
+        ...
+
+    # Delivery
+
+    async def offer(self, num_groups: int) -> bool:
+        """Offer one more batch if enough READY groups are not spoken for; whether it did."""
+        ...
+
+    async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
+        """Lease the batch of `step`: the same groups for the same step, for ever; None if none is offered.
+
+        A new lease must be for the step after the last leased one (ConflictError names it); a step that is already
+        durable is a ConflictError. Records the version that the trainer holds when the step starts: the newest
+        published one plus the steps leased since it was published.
+        """
+        ...
+
+    async def record_spool(self, step: int, sha256: str) -> None:
+        """The encoded batch is on disk: keep its digest and delete the token data of its samples."""
+        ...
+
+    async def mark_trained(self, step: int, trainer_epoch: int) -> int:
+        """Steps up to `step` are trained: frees capacity; idempotent. Returns the last trained step."""
+        ...
+
+    async def ack(self, step: int, trainer_epoch: int) -> list[BatchLease]:
+        """Steps up to `step` are durable: their groups become CONSUMED. Returns the leases that this released."""
+        ...
+
+    # Policies
+
+    async def publish_policy(self, step: int, path: str, trainer_epoch: int) -> Policy:
+        """Give published weights the next version, QUEUED. The same epoch and step again gives the same version."""
+        ...
+
+    async def set_policy_state(self, version: int, state: PolicyState, error: str | None, install_s: float | None) -> Policy:
+        """Move a version on. ACTIVE makes the previously active one SUPERSEDED and sets the active version."""
+        ...
+
+    async def policies(self) -> list[Policy]:
+        """Every version still known, oldest first. Version 0 is the model as started."""
+        ...
+
+    # Reading
+
+    async def snapshot(self) -> Snapshot:
+        """Counts of everything."""
+        ...
+
+    async def open_samples(self) -> list[SampleBrief]:
+        """Samples of OPEN groups that are not terminal: QUEUED and PARKED in resume order, then RUNNING and FINISHED."""
+        ...
+
+    async def open_groups(self) -> list[GroupBrief]:
+        """OPEN and READY groups by order of admission."""
+        ...
+
+    async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
+        """Samples with their tokens, in the order asked for. Raises NotFoundError for an unknown id."""
+        ...
+
+    async def groups(self, group_ids: Sequence[str]) -> list[Group]:
+        """Groups with their samples. Token data is gone once the group's batch is spooled."""
+        ...
+
+    async def batch_leases(self) -> list[BatchLease]:
+        """Leases that are not durable yet, by step."""
+        ...
+
+    async def recount(self) -> Recount:
+        """Count everything again from the raw records and compare with the ledger."""
+        ...
+
+    # Operator
+
+    async def record_change(self, change: SettingsChange) -> None:
+        """Append to the audit record of live settings."""
+        ...
+
+    async def changes(self) -> list[SettingsChange]:
+        """The audit record, oldest first."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; nothing else changes."""
+        ...

@@ -1,0 +1,267 @@
+"""Bodies of the HTTP API. The routes are in docs/http.md and at `/openapi.json`."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
+
+TRAINER_EPOCH_HEADER = "April-Trainer-Epoch"
+BATCH_SHA256_HEADER = "April-Batch-SHA256"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+
+class Message(BaseModel):
+    """A request or response body; unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(BaseModel):
+    """An RFC 9457 problem document. `detail` is one sentence that says what to do."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class OpenTrainer(Message):
+    """`durable_step`: the last step in the checkpoint that the trainer restored; 0 if it starts anew."""
+
+    durable_step: int = Field(ge=0)
+
+
+class TrainerSession(Message):
+    """`trainer_epoch` goes into the header of every later call; `policy_version` is the newest version there is."""
+
+    trainer_epoch: int
+    durable_step: int
+    policy_version: int
+    run: str
+
+
+class LeaseBatch(Message):
+    """Ask for the batch of `step`, waiting up to `wait_s` seconds for it."""
+
+    step: int = Field(ge=1)
+    wait_s: float = Field(default=0.0, ge=0)
+
+
+class StepTrained(Message):
+    """Answer to a report that a step is trained."""
+
+    step: int
+    trained_step: int
+
+
+class Acked(Message):
+    """`durable_step` is the last step that is acknowledged; `num_groups` were released by this call."""
+
+    durable_step: int
+    num_groups: int
+
+
+class PublishPolicy(Message):
+    """Weights of the policy after `step`, in a folder under the weights root."""
+
+    step: int = Field(ge=0)
+    path: str
+
+
+class PolicyState(StrEnum):
+    """Where a published version is."""
+
+    QUEUED = "queued"
+    INSTALLING = "installing"
+    ACTIVE = "active"
+    SUPERSEDED = "superseded"
+    FAILED = "failed"
+
+
+class Policy(Message):
+    """One policy version. `error` says why it failed and on which replica."""
+
+    version: int
+    step: int
+    trainer_epoch: int
+    path: str
+    state: PolicyState
+    error: str | None = None
+    install_s: float | None = None
+
+
+class Ledger(Message):
+    """Groups by state. `error` = admitted - (open + ready + leased + consumed + dropped); it must be 0."""
+
+    admitted: int = 0
+    open: int = 0
+    ready: int = 0
+    leased: int = 0
+    consumed: int = 0
+    dropped: int = 0
+
+    @property
+    def error(self) -> int:
+        """Groups that are in no state or in two."""
+        return self.admitted - (self.open + self.ready + self.leased + self.consumed + self.dropped)
+
+
+class RoundStatus(Message):
+    """The round that runs now."""
+
+    round: int
+    started_s_ago: float
+    target_groups: int
+    num_ready: int
+    num_must_finish: int
+
+
+class EngineStatus(Message):
+    """One replica."""
+
+    worker: str
+    epoch: int
+    slots: int
+    running: int
+    version: int
+    alive: bool
+    tokens_generated: int
+    num_restarts: int = 0
+
+
+class Status(Message):
+    """State of the service; `/v1/events` sends the same, once a second at most."""
+
+    run: str
+    service_epoch: int
+    pid: int
+    uptime_s: float
+    paused: bool
+    draining: bool
+    waits: list[str]
+    active_version: int
+    newest_version: int
+    trainer_epoch: int
+    trainer_connected: bool
+    offered: int
+    leased_steps: list[int]
+    trained_step: int
+    durable_step: int
+    samples: dict[SampleState, int]
+    ledger: Ledger
+    ledger_error: int
+    round: RoundStatus | None
+    engines: list[EngineStatus]
+    counters: dict[str, int]
+    settings: dict[str, Any]
+    trainer_metrics: dict[str, float]
+    redis_pid: int | None
+
+
+class LiveSettings(Message):
+    """What may change while the service runs; a field that is left out stays."""
+
+    ratio: float | None = Field(default=None, ge=1)
+    lookahead: int | None = Field(default=None, ge=0)
+
+
+class SettingsChange(Message):
+    """One line of the audit record."""
+
+    at: float
+    changes: dict[str, tuple[Any, Any]]
+    by: str
+
+
+class SettingsView(Message):
+    """Live settings in force and how they came about."""
+
+    ratio: float
+    lookahead: int
+    max_lag: int
+    audit: list[SettingsChange]
+
+
+class Control(Message):
+    """Answer to pause, resume and drain. `safe_to_stop`: nothing runs and everything is in the buffer."""
+
+    paused: bool
+    draining: bool
+    safe_to_stop: bool
+
+
+class StartEvaluation(Message):
+    """Evaluate the held-out set at the active version."""
+
+    num_prompts: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+
+
+class Evaluation(Message):
+    """A version-pinned evaluation; its samples take no part in rounds and are never cut."""
+
+    id: str
+    version: int
+    state: Literal["running", "done", "failed"]
+    num_samples: int
+    num_done: int
+    num_failed: int
+    mean_reward: float | None = None
+    mean_tokens: float | None = None
+    p50_tokens: float | None = None
+    p99_tokens: float | None = None
+    max_tokens: int | None = None
+    truncated_share: float | None = None
+    error: str | None = None
+
+
+class TrainerMetrics(Message):
+    """Metrics of one step, shown beside the service's own."""
+
+    step: int = Field(ge=0)
+    metrics: dict[str, float]
+
+
+class SegmentView(Message):
+    """Response tokens of one version."""
+
+    start: int
+    version: int
+    kv_kept: bool
+    tokens: list[int]
+    logprobs: list[float]
+
+
+class SampleView(Message):
+    """One sample with its provenance."""
+
+    sample_id: str
+    state: SampleState
+    num_tokens: int
+    num_resumes: int
+    num_failures: int
+    finish_reason: FinishReason | None
+    fail_reason: FailReason | None
+    error: str | None
+    reward: float | None
+    reward_parts: dict[str, float]
+    segments: list[SegmentView]
+    text: str | None
+
+
+class GroupView(Message):
+    """One group with its samples."""
+
+    group_id: str
+    state: GroupState
+    prompt_id: str
+    data_source: str
+    prompt: str
+    prompt_token_ids: list[int]
+    admitted_version: int
+    step: int | None
+    drop_reason: DropReason | None
+    samples: list[SampleView]

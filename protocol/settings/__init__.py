@@ -1,0 +1,14 @@
+"""All settings of both processes."""
+
+from protocol.settings.load import check_keys, dump_settings, iter_fields, load_settings
+from protocol.settings.run import LOOPBACK_HOSTS, RunSettings, smallest_max_lag
+
+__all__ = [
+    "LOOPBACK_HOSTS",
+    "RunSettings",
+    "check_keys",
+    "dump_settings",
+    "iter_fields",
+    "load_settings",
+    "smallest_max_lag",
+]

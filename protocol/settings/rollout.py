@@ -1,0 +1,128 @@
+"""Settings of rounds, engines and what surrounds them."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from protocol.settings.base import Section
+
+
+class Cut(StrEnum):
+    """What happens to stragglers when a batch is full."""
+
+    ABORT = "abort"
+    CONTINUE = "continue"
+
+
+class OnInstall(StrEnum):
+    """What happens to running samples when a policy version is installed."""
+
+    PARK = "park"
+    KEEP = "keep"
+
+
+class EngineBackend(StrEnum):
+    """Where the engine runs."""
+
+    LOCAL = "local"
+    RAY = "ray"
+    SIMULATED = "simulated"
+
+
+class RolloutSettings(Section):
+    """What a round starts, stops and keeps."""
+
+    n: int = Field(default=8, ge=1)
+    """Samples of a prompt (the group that the advantage is computed over)."""
+    ratio: float = Field(default=2.0, ge=1.0)
+    """Over-provisioning N'/N, counted in groups. 1 starts only what the batch needs."""
+    lookahead: int = Field(default=1, ge=0)
+    """Batches that may be offered or leased but not yet trained when a round starts. 0: the synchronous form of the paper."""
+    max_lag: int = Field(default=4, ge=0)
+    """No trained token is older than this many policy versions."""
+    cut: Cut = Cut.ABORT
+    """`abort` parks the stragglers when the batch is full; `continue` lets them run on if no policy waits."""
+    on_install: OnInstall = OnInstall.PARK
+    """`park` aborts running samples for an install; `keep` freezes them and keeps their KV cache."""
+    min_group_samples: int = Field(default=2, ge=1)
+    """A group with fewer scored samples than this is dropped."""
+    max_sample_failures: int = Field(default=3, ge=1)
+    """Engine failures after which a sample is FAILED and its group goes on without it."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; the trainer divides its logits by the same number."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling. Below 1 it biases the importance ratios: needs `allow_truncated_sampling`."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Top-k sampling; -1 is off. Above 0 it needs `allow_truncated_sampling`."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Min-p sampling. Above 0 it needs `allow_truncated_sampling`."""
+    allow_truncated_sampling: bool = False
+    """I know that truncated sampling makes the importance ratios biased."""
+    stop_token_ids: list[int] = Field(default_factory=list)
+    """Token ids that end a response, besides the model's end of sequence."""
+    checkpoint_interval_s: float = Field(default=5.0, gt=0)
+    """Seconds between two checkpoints of a running sample; the most that a crash costs."""
+
+
+class SimulatedEngineSettings(Section):
+    """The engine without a model: lengths and time from a model of both."""
+
+    median_tokens: float = Field(default=100.0, gt=0)
+    """Median of the lognormal response length."""
+    sigma: float = Field(default=1.0, ge=0)
+    """Sigma of the lognormal response length: p99/p50 = exp(2.33 sigma)."""
+    step_base_s: float = Field(default=0.002, ge=0)
+    """Seconds of a decode step with no sequence in it."""
+    step_per_sequence_s: float = Field(default=0.0001, ge=0)
+    """Seconds that each running sequence adds to a decode step."""
+    prefill_per_token_s: float = Field(default=0.00001, ge=0)
+    """Seconds that each prefilled token takes."""
+    install_s: float = Field(default=0.0, ge=0)
+    """Seconds that a weight install takes."""
+
+
+class EngineSettings(Section):
+    """The replicas that generate."""
+
+    backend: EngineBackend = EngineBackend.LOCAL
+    """`local`: vLLM in this process; `ray`: the same in Ray actors; `simulated`: no model, for tests and what-if."""
+    num_replicas: int = Field(default=1, ge=1)
+    """Engine replicas in the pool."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Slots of one replica: sequences it decodes at once."""
+    dtype: str = "auto"
+    """Dtype of the weights in the engine. `auto`: float32 on CPU (bfloat16 there is too noisy for ratios), the model's own on GPU."""
+    max_model_len: int | None = None
+    """Context length; by default prompt and response length together."""
+    kv_cache_memory_bytes: int | None = None
+    """KV cache on CPU, in bytes; by default what the slots need at full length, at most 4 GiB."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes."""
+    tensor_model_parallel_size: int = Field(default=1, ge=1)
+    """GPUs of one replica."""
+    enforce_eager: bool | None = None
+    """No compilation. By default on for CPU, where compiling takes over a minute, and off for GPU."""
+    enable_prefix_caching: bool = True
+    """Keep the KV cache of shared prefixes; it is reset at every install."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of one prefill step; vLLM's default if not set."""
+    num_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of the engine; by default all cores that it may use."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's AsyncEngineArgs, passed as they are."""
+    simulated: SimulatedEngineSettings = Field(default_factory=SimulatedEngineSettings)
+    """The simulated engine's model of lengths and time."""
+
+
+class EvaluationSettings(Section):
+    """Held-out evaluations by the service, at the active version."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of evaluations; 0 is greedy."""
+    n: int = Field(default=1, ge=1)
+    """Samples of each held-out prompt."""
+    max_concurrency: int = Field(default=16, ge=1)
+    """Slots that an evaluation may hold; rounds keep the rest."""
+    hold_timeout_s: float = Field(default=600.0, gt=0)
+    """An install waits at most this long for a running evaluation, which is then marked as failed."""

@@ -1,0 +1,148 @@
+"""All settings of one run, and the rules that tie sections together."""
+
+import math
+from pathlib import Path
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from protocol.settings.base import Section
+from protocol.settings.data import DataSettings, RewardSettings
+from protocol.settings.rollout import EngineBackend, EngineSettings, EvaluationSettings, OnInstall, RolloutSettings
+from protocol.settings.service import BufferSettings, DeliverySettings, ServiceSettings, WeightsSettings
+from protocol.settings.trainer import (
+    ActorSettings,
+    AlgorithmSettings,
+    DeepSpeedSettings,
+    ModelSettings,
+    RefSettings,
+    TrainerSettings,
+)
+
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class RunSection(Section):
+    """What names the run."""
+
+    name: str = Field(default="april", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Name of the run: its folder, and its hash tag in Redis."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of shuffles and of everything that is sampled from a seed."""
+    dir: Path | None = None
+    """Folder of everything this run writes; by default `runs/NAME`."""
+
+
+class RunSettings(BaseSettings):
+    """One TOML file describes a run; both processes read it, each its own sections."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        env_prefix="APRIL_",
+        env_nested_delimiter="__",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        nested_model_default_partial_update=True,
+    )
+
+    run: RunSection = Field(default_factory=RunSection)
+    model: ModelSettings = Field(default_factory=ModelSettings)
+    data: DataSettings = Field(default_factory=DataSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
+    rollout: RolloutSettings = Field(default_factory=RolloutSettings)
+    engine: EngineSettings = Field(default_factory=EngineSettings)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    service: ServiceSettings = Field(default_factory=ServiceSettings)
+    buffer: BufferSettings = Field(default_factory=BufferSettings)
+    weights: WeightsSettings = Field(default_factory=WeightsSettings)
+    delivery: DeliverySettings = Field(default_factory=DeliverySettings)
+    algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    actor: ActorSettings = Field(default_factory=ActorSettings)
+    ref: RefSettings = Field(default_factory=RefSettings)
+    deepspeed: DeepSpeedSettings = Field(default_factory=DeepSpeedSettings)
+    trainer: TrainerSettings = Field(default_factory=TrainerSettings)
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of everything this run writes."""
+        return self.run.dir or Path("runs") / self.run.name
+
+    @property
+    def weights_root(self) -> Path:
+        """Folder that published weights must lie under."""
+        return self.weights.root or self.run_dir / "weights"
+
+    @property
+    def spool_dir(self) -> Path:
+        """Folder of encoded batches."""
+        return self.delivery.spool_dir or self.run_dir / "spool"
+
+    @property
+    def trainer_dir(self) -> Path:
+        """Folder of checkpoints and logs of the trainer."""
+        return self.trainer.default_local_dir or self.run_dir / "trainer"
+
+    @property
+    def max_model_len(self) -> int:
+        """Context that prompt and response need together, unless the engine is given its own."""
+        return self.engine.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+    @model_validator(mode="after")
+    def _check_group_size(self) -> "RunSettings":
+        if self.rollout.n < 2:
+            raise ValueError("rollout.n must be at least 2 with algorithm.adv_estimator = 'grpo': one sample has no group")
+        if self.rollout.min_group_samples > self.rollout.n:
+            raise ValueError("rollout.min_group_samples is larger than rollout.n: every group would be dropped")
+        mini = self.actor.ppo_mini_batch_size
+        if mini and self.data.train_batch_size % mini:
+            raise ValueError(f"actor.ppo_mini_batch_size = {mini} must divide data.train_batch_size = {self.data.train_batch_size}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_lag(self) -> "RunSettings":
+        smallest = smallest_max_lag(self.rollout.ratio, self.rollout.lookahead)
+        if self.rollout.max_lag < smallest:
+            raise ValueError(
+                f"rollout.ratio = {self.rollout.ratio:g} with rollout.lookahead = {self.rollout.lookahead} needs "
+                f"rollout.max_lag >= {smallest}: raise it, or lower the ratio or the lookahead"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> "RunSettings":
+        rollout = self.rollout
+        truncated = rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0
+        if truncated and not rollout.allow_truncated_sampling:
+            raise ValueError(
+                "top_p < 1, top_k > 0 and min_p > 0 bias the importance ratios: leave them off, or say "
+                "rollout.allow_truncated_sampling = true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> "RunSettings":
+        if self.rollout.on_install is OnInstall.KEEP and self.engine.enable_prefix_caching:
+            raise ValueError("rollout.on_install = 'keep' needs engine.enable_prefix_caching = false: old KV blocks would be reused")
+        needed = self.data.max_prompt_length + self.data.max_response_length
+        if self.engine.max_model_len and self.engine.max_model_len < needed:
+            raise ValueError(
+                f"engine.max_model_len = {self.engine.max_model_len} is less than data.max_prompt_length + "
+                f"data.max_response_length = {needed}: raise it or shorten them"
+            )
+        if self.engine.backend is EngineBackend.SIMULATED and self.rollout.on_install is OnInstall.KEEP:
+            raise ValueError("the simulated engine has no KV cache: rollout.on_install must be 'park'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_bind(self) -> "RunSettings":
+        if self.service.host not in LOOPBACK_HOSTS and self.service.token is None:
+            raise ValueError(
+                f"service.host = {self.service.host} can be reached from other machines: set a token "
+                "(APRIL_SERVICE__TOKEN) or bind 127.0.0.1"
+            )
+        return self
+
+
+def smallest_max_lag(ratio: float, lookahead: int) -> int:
+    """Versions that a sample may be behind in steady state: ceil(ratio) - 1 rounds in the buffer, lookahead batches ahead."""
+    return math.ceil(ratio) - 1 + lookahead

@@ -1,0 +1,1 @@
+"""The rollout service: HTTP app, scheduler, engines, prompts, rewards, weights, metrics. Imports `protocol` and `buffer`."""
