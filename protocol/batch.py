@@ -175,7 +175,11 @@ def _check(batch: Batch) -> None:
     per_sample = (batch.prompt_lengths, batch.group_index, batch.header.samples)
     offsets = batch.sample_offsets
     tiled = len(offsets) == batch.num_samples + 1 and offsets[0] == 0 and offsets[-1] == num_tokens
-    if any(len(t) != num_tokens for t in per_token) or any(len(t) != batch.num_samples for t in per_sample) or not tiled:
+    if (
+        any(len(t) != num_tokens for t in per_token)
+        or any(len(t) != batch.num_samples for t in per_sample)
+        or not tiled
+    ):
         raise DataError("the batch's tensors disagree in length; ask the service for the step again")
 
 
@@ -210,7 +214,5 @@ def _sample_header(sample: Sample) -> SampleHeader:
         finish_reason=sample.finish_reason,
         num_resumes=sample.num_resumes,
         reward_parts=sample.reward.parts if sample.reward else {},
-        segments=[
-            SegmentSpan(start=s.start, end=s.end, version=s.version, kv_kept=s.kv_kept) for s in sample.segments
-        ],
+        segments=[SegmentSpan(start=s.start, end=s.end, version=s.version, kv_kept=s.kv_kept) for s in sample.segments],
     )

@@ -40,6 +40,7 @@ class TrainerSession(Message):
     durable_step: int
     policy_version: int
     run: str
+    num_train_prompts: int
 
 
 class LeaseBatch(Message):
@@ -157,6 +158,7 @@ class Status(Message):
     counters: dict[str, int]
     settings: dict[str, Any]
     trainer_metrics: dict[str, float]
+    num_train_prompts: int
     redis_pid: int | None
 
 

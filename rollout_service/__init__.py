@@ -1,1 +1,1 @@
-"""The rollout service: HTTP app, scheduler, engines, prompts, rewards, weights, metrics. Imports `protocol` and `buffer`."""
+"""The rollout service: scheduler, engines, prompts, rewards, weights and the HTTP app around them."""

@@ -90,12 +90,16 @@ class RunSettings(BaseSettings):
     @model_validator(mode="after")
     def _check_group_size(self) -> "RunSettings":
         if self.rollout.n < 2:
-            raise ValueError("rollout.n must be at least 2 with algorithm.adv_estimator = 'grpo': one sample has no group")
+            raise ValueError(
+                "rollout.n must be at least 2 with algorithm.adv_estimator = 'grpo': one sample has no group"
+            )
         if self.rollout.min_group_samples > self.rollout.n:
             raise ValueError("rollout.min_group_samples is larger than rollout.n: every group would be dropped")
         mini = self.actor.ppo_mini_batch_size
         if mini and self.data.train_batch_size % mini:
-            raise ValueError(f"actor.ppo_mini_batch_size = {mini} must divide data.train_batch_size = {self.data.train_batch_size}")
+            raise ValueError(
+                f"actor.ppo_mini_batch_size = {mini} must divide data.train_batch_size = {self.data.train_batch_size}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -122,7 +126,9 @@ class RunSettings(BaseSettings):
     @model_validator(mode="after")
     def _check_engine(self) -> "RunSettings":
         if self.rollout.on_install is OnInstall.KEEP and self.engine.enable_prefix_caching:
-            raise ValueError("rollout.on_install = 'keep' needs engine.enable_prefix_caching = false: old KV blocks would be reused")
+            raise ValueError(
+                "rollout.on_install = 'keep' needs engine.enable_prefix_caching = false: old KV blocks would be reused"
+            )
         needed = self.data.max_prompt_length + self.data.max_response_length
         if self.engine.max_model_len and self.engine.max_model_len < needed:
             raise ValueError(

@@ -28,7 +28,10 @@ class StreamEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How one request is sampled; made anew for each request, shared by none. `seed` None: the engine's own randomness."""
+    """How one request is sampled; made anew for each request, shared by none.
+
+    `seed` None: the engine's own randomness.
+    """
 
     max_tokens: int
     temperature: float
@@ -41,7 +44,11 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Token ids in (prompt and the response so far), tokens out. `request_id` is unique for each attempt."""
+    """Token ids in, tokens out.
+
+    `prompt_token_ids` is the prompt and the response so far; the last `num_prefix_tokens` of it are the response so
+    far. `request_id` is `SAMPLE@ATTEMPT`, unique for each attempt.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]

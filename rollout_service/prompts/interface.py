@@ -1,0 +1,29 @@
+"""What the service asks of prompts.
+
+Always true: the order is a pure function of (prompts, seed, cursor), so the same cursor gives the same prompts after
+any restart, and in each epoch every prompt is served exactly once.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.samples import Prompt
+
+START_CURSOR = "0:0"  # epoch 0, position 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """Prompts of a run; `num_filtered` were longer than `max_prompt_length` and left out."""
+
+    train: tuple[Prompt, ...]
+    validation: tuple[Prompt, ...]
+    num_filtered: int
+
+
+class PromptOrder(Protocol):
+    """The endless sequence of training prompts."""
+
+    def take(self, cursor: str, count: int) -> tuple[list[Prompt], str]:
+        """The `count` prompts from `cursor` (`EPOCH:POSITION`) on, and the cursor after them. Raises DataError."""
+        ...

@@ -1,0 +1,109 @@
+"""What the scheduler sees and what it decides."""
+
+from dataclasses import dataclass
+
+from protocol.settings.rollout import Cut, OnInstall
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """The user's numbers. N = `batch_groups`, n = `group_samples`, N' = ceil(ratio * N)."""
+
+    batch_groups: int
+    group_samples: int
+    ratio: float
+    lookahead: int
+    max_lag: int
+    cut: Cut = Cut.ABORT
+    on_install: OnInstall = OnInstall.PARK
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The world at one moment.
+
+    `slots`: sequences that the engines can decode at once, less what evaluations hold. `ready`: READY groups, offered
+    ones included. `offered`: batches offered and not leased. `leased_untrained`: batches leased and not trained. `newest_version`/`newest_step`:
+    the newest published policy and the step it comes after. `pending_version`: a published version that waits to be
+    installed.
+    """
+
+    now_s: float
+    slots: int
+    ready: int
+    offered: int
+    leased_untrained: int
+    last_leased_step: int
+    trained_step: int
+    active_version: int
+    newest_version: int
+    newest_step: int
+    pending_version: int | None = None
+    generation_allowed: bool = True
+
+    @property
+    def outstanding(self) -> int:
+        """Batches offered or leased but not trained."""
+        return self.offered + self.leased_untrained
+
+    def version_at(self, step: int) -> int:
+        """Version that the trainer will hold when `step` starts, if every step publishes one."""
+        return max(self.newest_version, self.newest_version + step - 1 - self.newest_step)
+
+    @property
+    def next_unleased_version(self) -> int:
+        """Version that the next unleased batch will be trained on."""
+        return self.version_at(self.last_leased_step + 1)
+
+    @property
+    def fill_version(self) -> int:
+        """Version that the batch being filled now will be trained on."""
+        return self.version_at(self.last_leased_step + self.offered + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """Round `number` begins; it fills one batch."""
+
+    number: int
+    target_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Take this many new prompts into the buffer."""
+
+    num_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run these samples, resumed ones first."""
+
+    sample_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Abort these samples and park them. `cut`: because the batch is full."""
+
+    sample_ids: tuple[str, ...]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Install the pending version; `keep`: with requests running."""
+
+    version: int
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferBatch:
+    """The round is over: offer its batch."""
+
+    number: int
+
+
+Decision = BeginRound | Admit | Start | Park | Install | OfferBatch

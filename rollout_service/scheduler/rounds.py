@@ -1,0 +1,227 @@
+"""The round scheduler (DESIGN.md, "A round").
+
+Always true:
+- it decides and never acts: it owns no task, client, socket or clock, and the same object runs on vLLM, on the
+  simulated engine and inside the simulator;
+- what it decided counts as done at once, so deciding twice in a row decides nothing twice; the caller carries out every
+  decision and reports what came of it;
+- at most one round fills at a time, and it ends when N groups are READY and no must-finish group is in flight;
+- round r fills the batch of step r;
+- nothing starts while a policy is being installed or stragglers are being parked;
+- a new group is admitted only if it can be trained within `max_lag` versions even when it is consumed last.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from protocol.settings.rollout import Cut, OnInstall
+from rollout_service.scheduler.decisions import (
+    Admit,
+    BeginRound,
+    Decision,
+    Install,
+    Observation,
+    OfferBatch,
+    Park,
+    RoundLimits,
+    Start,
+)
+from rollout_service.scheduler.groups import GroupTable
+
+
+class Phase(StrEnum):
+    """Where the scheduler is between two rounds."""
+
+    IDLE = "idle"
+    FILLING = "filling"
+    CUTTING = "cutting"
+    OFFERING = "offering"
+
+
+class RoundScheduler:
+    """Fills one batch a round: resume, admit, cut, offer."""
+
+    def __init__(self, limits: RoundLimits) -> None:
+        self.limits = limits
+        self.table = GroupTable()
+        self.phase = Phase.IDLE
+        self.round = 0
+        self.round_started_s = 0.0
+        self.waits: tuple[str, ...] = ()
+        self._parking: set[str] = set()
+        self._admitting = 0
+        self._installing: int | None = None
+
+    # What came of decisions
+
+    def admitted(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]]) -> None:
+        """A group that was asked for is in the buffer."""
+        self._admitting -= 1
+        self.table.add(group_id, seq, samples, None)
+
+    def restored(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]], oldest_version: int | None) -> None:
+        """A group in flight that the buffer held when the service started."""
+        self.table.add(group_id, seq, samples, oldest_version)
+
+    def parked(self, sample_id: str) -> None:
+        """A running sample is in the buffer again, whatever the reason."""
+        self._parking.discard(sample_id)
+        self.table.park(sample_id)
+
+    def ended(self, sample_id: str) -> None:
+        """A running sample finished or failed: its slot is free."""
+        self._parking.discard(sample_id)
+        self.table.end(sample_id)
+
+    def closed(self, group_id: str) -> None:
+        """A group in flight became READY or DROPPED."""
+        self.table.forget(group_id)
+
+    def installed(self) -> None:
+        """An install is over, whether it succeeded or not."""
+        self._installing = None
+
+    def offered(self) -> None:
+        """The batch of this round is offered."""
+        self.phase = Phase.IDLE
+
+    # Decisions
+
+    def decide(self, seen: Observation) -> list[Decision]:
+        """What to do now. Calling it again without news gives an empty list."""
+        if self._installing is not None or self._parking:
+            return self._wait("a policy install" if self._installing is not None else "stragglers to be parked")
+        if self.phase is Phase.OFFERING:
+            return self._wait("the batch to be offered")
+        if not seen.generation_allowed:
+            return self._halt(seen, "the operator: generation is paused")
+        if self.phase is Phase.IDLE:
+            return self._between_rounds(seen)
+        self.table.set_threshold(self._threshold(seen))
+        if self.phase is Phase.CUTTING or self._is_full(seen):
+            return self._end_round(seen)
+        if self._lag_wait(seen):
+            return self._halt(seen, *self._lag_wait(seen))
+        return self._fill(seen)
+
+    def target_groups(self) -> int:
+        """N' = ceil(ratio * N)."""
+        return math.ceil(self.limits.ratio * self.limits.batch_groups)
+
+    def unspoken(self, seen: Observation) -> int:
+        """READY groups that no offered batch takes: at the start of a round, the surplus."""
+        return seen.ready - seen.offered * self.limits.batch_groups
+
+    def _between_rounds(self, seen: Observation) -> list[Decision]:
+        if seen.pending_version is not None:
+            return self._install(seen, seen.pending_version)
+        waits = self._gate(seen)
+        if waits:
+            if self.table.running:
+                return self._park_running(cut=True)
+            return self._wait(*waits)
+        self.phase, self.round = Phase.FILLING, seen.last_leased_step + seen.offered + 1
+        self.round_started_s = seen.now_s
+        self.table.set_threshold(self._threshold(seen))
+        begun: list[Decision] = [BeginRound(self.round, self.target_groups())]
+        return begun + self.decide(seen)
+
+    def _gate(self, seen: Observation) -> list[str]:
+        """Why the next round may not start."""
+        lookahead = self.limits.lookahead
+        waits: list[str] = []
+        if seen.outstanding > lookahead:
+            waits.append(f"the trainer: {seen.outstanding} batches are offered or leased, lookahead allows {lookahead}")
+        if lookahead == 0 and seen.trained_step > seen.newest_step:
+            waits.append(f"the policy of step {seen.trained_step} to be published")
+        return waits + self._lag_wait(seen)
+
+    def _lag_wait(self, seen: Observation) -> list[str]:
+        """What is written now would be older than `max_lag` when it is trained (failed installs, trainer rollback)."""
+        lag = seen.fill_version - seen.active_version
+        if lag <= self.limits.max_lag:
+            return []
+        return [
+            f"a policy version: the active one is {lag} behind what the next batch is trained on, max_lag allows "
+            f"{self.limits.max_lag}"
+        ]
+
+    def _install(self, seen: Observation, version: int) -> list[Decision]:
+        keep = self.limits.on_install is OnInstall.KEEP
+        if self.table.running and not keep:
+            return self._park_running(cut=False)
+        self._installing = version
+        self.waits = (f"policy version {version} to be installed",)
+        return [Install(version, keep)]
+
+    def _halt(self, seen: Observation, *why: str) -> list[Decision]:
+        """Nothing may be generated: the round is suspended, a full batch is still offered, installs go on."""
+        if self.table.running:
+            return self._park_running(cut=False)
+        if self.phase is not Phase.IDLE and self._is_full(seen):
+            return self._end_round(seen)
+        self.phase = Phase.IDLE
+        if seen.pending_version is not None:
+            return self._install(seen, seen.pending_version)
+        return self._wait(*why)
+
+    def _is_full(self, seen: Observation) -> bool:
+        return self.unspoken(seen) >= self.limits.batch_groups and not self.table.must_finish
+
+    def _end_round(self, seen: Observation) -> list[Decision]:
+        if self.table.running and not self._may_run_on(seen):
+            self.phase = Phase.CUTTING
+            return self._park_running(cut=True)
+        self.phase = Phase.OFFERING
+        self.waits = ()
+        return [OfferBatch(self.round)]
+
+    def _may_run_on(self, seen: Observation) -> bool:
+        """Stragglers run into the next round: nothing to install, and that round may start at once."""
+        return (
+            self.limits.cut is Cut.CONTINUE
+            and seen.pending_version is None
+            and seen.outstanding + 1 <= self.limits.lookahead
+        )
+
+    def _fill(self, seen: Observation) -> list[Decision]:
+        decisions: list[Decision] = []
+        free = seen.slots - len(self.table.running)
+        started = self.table.take(free, seen.active_version)
+        if started:
+            decisions.append(Start(started))
+        free -= len(started) + self._admitting * self.limits.group_samples
+        wanted = min(math.ceil(free / self.limits.group_samples), self._admissible(seen))
+        if free > 0 and wanted > 0:
+            self._admitting += wanted
+            decisions.append(Admit(wanted))
+        self.waits = self._fill_waits(seen)
+        return decisions
+
+    def _admissible(self, seen: Observation) -> int:
+        """New groups that N' and the lag bound allow: (w - v) + ceil((open + ready + 1)/N) - 1 <= max_lag."""
+        in_flight = len(self.table.groups) + self._admitting
+        below_target = self.target_groups() - self.unspoken(seen) - in_flight
+        batches = self.limits.max_lag - (seen.next_unleased_version - seen.active_version) + 1
+        return min(below_target, batches * self.limits.batch_groups - in_flight - seen.ready)
+
+    def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
+        missing = self.limits.batch_groups - self.unspoken(seen)
+        waits = [f"{missing} of {self.limits.batch_groups} groups to be ready"] if missing > 0 else []
+        if self.table.must_finish:
+            waits.append(f"{len(self.table.must_finish)} groups that must finish to keep max_lag")
+        return tuple(waits)
+
+    def _threshold(self, seen: Observation) -> int:
+        return seen.fill_version - self.limits.max_lag
+
+    def _park_running(self, cut: bool) -> list[Decision]:
+        samples = tuple(self.table.running)
+        self._parking.update(samples)
+        self.waits = ("stragglers to be parked",)
+        return [Park(samples, cut)]
+
+    def _wait(self, *why: str) -> list[Decision]:
+        self.waits = why
+        return []
