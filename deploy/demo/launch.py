@@ -1,0 +1,141 @@
+"""`april demo`: Redis, the rollout service and the trainer as separate processes, and what came of them."""
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from buffer.embedded import EmbeddedRedis
+from deploy.demo.summary import DemoSummary, Processes, live_line, summary_table
+from deploy.processes import Child, start_april
+from protocol.messages import Status
+from protocol.settings import RunSettings, load_settings
+
+POLL_S = 1.0  # people watch it
+THREADS = {"OMP_NUM_THREADS": "1"}  # service and trainer share the machine: one core each on a small one
+
+
+def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | None) -> DemoSummary:
+    """Run the whole loop and report. Raises AprilError with the end of the log of the process that failed."""
+    from deploy.demo.base_policy import default_cache_dir, make_base_policy
+
+    started_s = time.monotonic()
+    run_dir = (run_dir or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    with as_file(files("deploy.demo") / "demo.toml") as run_toml, ExitStack() as stack:
+        seed = load_settings(run_toml, [f"--run.dir={run_dir}", *overrides]).run.seed
+        policy = make_base_policy(default_cache_dir(), seed)
+        redis = EmbeddedRedis(run_dir / "redis")
+        redis.start()
+        stack.callback(redis.stop)
+        words = [str(run_toml), *_wiring(run_dir, policy), *overrides]
+        settings = load_settings(run_toml, words[1:])
+        env = THREADS | {"APRIL_BUFFER__URL": redis.url}  # not on the command line, where everyone reads it
+        service = stack.enter_context(start_april("service", ["serve", *words], run_dir / "service.log", env))
+        trainer = stack.enter_context(start_april("trainer", ["train", *words], run_dir / "trainer.log", env))
+        _say(f"logs, checkpoints and metrics are in {run_dir}")
+        status = _watch(settings, service, trainer)
+        processes = Processes(service=service.pid, trainer=trainer.pid, redis=redis.pid)
+    summary = _summarise(settings, status, processes, time.monotonic() - started_s)
+    _report(summary, json_file)
+    return summary
+
+
+def _wiring(run_dir: Path, policy: Path) -> list[str]:
+    port = _free_port()
+    return [
+        f"--run.dir={run_dir}",
+        f"--model.path={policy}",
+        f"--service.port={port}",
+        f"--trainer.service_url=http://127.0.0.1:{port}",
+    ]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _watch(settings: RunSettings, service: Child, trainer: Child) -> Status:
+    """Show progress until the trainer has ended; the service's last status."""
+    with httpx.Client(base_url=settings.trainer.service_url, timeout=10) as client, _progress() as show:
+        while trainer.process.poll() is None:
+            service.check_alive()
+            if status := _status(client):
+                show(status)
+            time.sleep(POLL_S)
+        trainer.check_alive()
+        service.check_alive()
+        client.post("/v1/pause").raise_for_status()
+        return Status.model_validate(client.get("/v1/status").raise_for_status().json())
+
+
+def _status(client: httpx.Client) -> Status | None:
+    try:
+        response = client.get("/v1/status")
+    except httpx.TransportError:  # it is still starting; check_alive tells if it died
+        return None
+    return Status.model_validate(response.json()) if response.is_success else None
+
+
+@contextmanager
+def _progress() -> Generator[Callable[[Status], None]]:
+    """On a terminal one line that changes; otherwise a JSON line for each trained step."""
+    if sys.stdout.isatty():
+        with Live(console=Console(), transient=True, auto_refresh=False) as live:
+            yield lambda status: live.update(Text(live_line(status)), refresh=True)
+        return
+    shown = -1
+
+    def line(status: Status) -> None:
+        nonlocal shown
+        if status.trained_step != shown:
+            shown = status.trained_step
+            reward = status.trainer_metrics.get("reward/mean")
+            print(json.dumps({"event": "step", "step": shown, "reward": reward, "waits": status.waits}), flush=True)
+
+    yield line
+
+
+def _summarise(settings: RunSettings, status: Status, processes: Processes, wall_s: float) -> DemoSummary:
+    trained = json.loads((settings.trainer_dir / "summary.json").read_text())
+    return DemoSummary(
+        steps=trained["steps"],
+        wall_s=round(wall_s, 1),
+        eval_reward_before=trained["eval_reward_before"],
+        eval_reward_after=trained["eval_reward_after"],
+        groups_consumed=status.ledger.consumed,
+        samples_trained=trained["samples_trained"],
+        samples_resumed=trained["samples_resumed"],
+        samples_multi_version=trained["samples_multi_version"],
+        tokens_generated=status.counters["tokens_appended"],
+        tokens_trained=trained["tokens_trained"],
+        off_policy_token_share=trained["off_policy_token_share"],
+        mean_lag=trained["mean_lag"],
+        max_lag=trained["max_lag"],
+        surplus_groups_kept=status.counters["surplus_groups_kept"],
+        ledger=status.ledger,
+        ledger_error=status.ledger_error,
+        processes=processes,
+    )
+
+
+def _report(summary: DemoSummary, json_file: Path | None) -> None:
+    Console().print(summary_table(summary))
+    _say("what it learned is mostly to stop being lazy: the base policy was made to give up early")
+    if json_file:
+        json_file.write_text(summary.model_dump_json(indent=2) + "\n")
+
+
+def _say(text: str) -> None:
+    print(text if sys.stdout.isatty() else json.dumps({"event": "note", "text": text}), flush=True)

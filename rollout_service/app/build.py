@@ -1,0 +1,23 @@
+"""The FastAPI application."""
+
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from rollout_service.app import operator_routes, trainer_routes
+from rollout_service.app.access import BodyLimit
+from rollout_service.app.host import Host
+from rollout_service.app.problems import add_problem_handlers
+
+
+def build_app(host: Host) -> FastAPI:
+    """All routes over one host. The interactive pages are off: they load scripts from elsewhere."""
+    app = FastAPI(title="april-rollout", version=version("april-rollout"), docs_url=None, redoc_url=None)
+    app.state.host = host
+    app.include_router(trainer_routes.router)
+    app.include_router(operator_routes.router)
+    app.include_router(operator_routes.metrics_router)
+    app.include_router(operator_routes.probe_router)
+    app.add_middleware(BodyLimit, max_bytes=host.settings.service.max_body_bytes)
+    add_problem_handlers(app)
+    return app

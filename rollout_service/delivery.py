@@ -1,0 +1,105 @@
+"""Batches on their way to the trainer.
+
+Always true: the batch of a step is encoded once and written whole (temporary file, fsync, rename, fsync of the folder)
+before the buffer is told its digest and forgets the tokens; a replay sends those bytes after checking the digest.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from buffer.interface import BatchLease, ContinuationBuffer
+from protocol.batch import build_batch, encode_batch
+from protocol.errors import UnavailableError
+from rollout_service.events import Changed, Mailbox
+
+log = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Leases batches and keeps their bytes until they are durable at the trainer."""
+
+    def __init__(
+        self, buffer: ContinuationBuffer, mailbox: Mailbox, run: str, batch_groups: int, spool_dir: Path
+    ) -> None:
+        self._buffer = buffer
+        self._mailbox = mailbox
+        self._run = run
+        self._batch_groups = batch_groups
+        self._spool_dir = spool_dir
+        self._lock = asyncio.Lock()
+        self._offered = asyncio.Condition()
+
+    async def lease(self, step: int, trainer_epoch: int, wait_s: float) -> tuple[bytes, str] | None:
+        """(bytes, SHA-256) of the batch of `step`, waiting up to `wait_s` for it; None if there is none by then."""
+        deadline_s = asyncio.get_running_loop().time() + wait_s
+        while True:
+            async with self._offered:
+                lease = await self._buffer.lease_batch(step, trainer_epoch, self._batch_groups)
+                if lease is None and not await self._wait_for_offer(deadline_s):
+                    return None
+            if lease is not None:
+                self._mailbox.post(Changed())
+                async with self._lock:
+                    return await self._bytes_of(step)
+
+    async def batch_offered(self) -> None:
+        """Wake whoever waits for a batch."""
+        async with self._offered:
+            self._offered.notify_all()
+
+    def discard(self, released: list[BatchLease]) -> None:
+        """Delete the bytes of batches that are durable."""
+        for lease in released:
+            self._path(lease.step).unlink(missing_ok=True)
+
+    async def _wait_for_offer(self, deadline_s: float) -> bool:
+        remaining_s = deadline_s - asyncio.get_running_loop().time()
+        if remaining_s <= 0:
+            return False
+        try:
+            await asyncio.wait_for(self._offered.wait(), remaining_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _bytes_of(self, step: int) -> tuple[bytes, str]:
+        lease = next(b for b in await self._buffer.batch_leases() if b.step == step)
+        if lease.sha256 is not None:
+            return await asyncio.to_thread(self._read, lease.step, lease.sha256), lease.sha256
+        groups = await self._buffer.groups(lease.group_ids)
+        data = encode_batch(build_batch(self._run, step, lease.policy_version, groups))
+        sha256 = await asyncio.to_thread(self._write, step, data)
+        await self._buffer.record_spool(step, sha256)
+        return data, sha256
+
+    def _read(self, step: int, sha256: str) -> bytes:
+        try:
+            data = self._path(step).read_bytes()
+        except FileNotFoundError as error:
+            raise UnavailableError(
+                f"the batch of step {step} is not in {self._spool_dir}; put its file back to replay the step"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise UnavailableError(f"{self._path(step)} was changed since it was written; put the original back")
+        return data
+
+    def _write(self, step: int, data: bytes) -> str:
+        self._spool_dir.mkdir(parents=True, exist_ok=True)
+        partial = self._path(step).with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path(step))
+        folder = os.open(self._spool_dir, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return hashlib.sha256(data).hexdigest()
+
+    def _path(self, step: int) -> Path:
+        return self._spool_dir / f"step-{step:08d}.safetensors"

@@ -1,0 +1,65 @@
+"""What the tasks of the service report to its round loop.
+
+Always true: an event is posted after the buffer's transition that it tells of, so whoever reads the buffer after taking
+an event sees at least that.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParked:
+    """A running sample is PARKED (or QUEUED again)."""
+
+    sample_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEnded:
+    """A running sample needs no slot any more."""
+
+    sample_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupClosed:
+    """A group became READY or DROPPED."""
+
+    group_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstallEnded:
+    """A policy install is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDied:
+    """A replica died: it must be restarted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Something else that decisions depend on has changed: a lease, a report, a setting, a pause."""
+
+
+Event = SampleParked | SampleEnded | GroupClosed | InstallEnded | EngineDied | Changed
+
+
+class Mailbox:
+    """Events on their way to the round loop; posting never waits."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+
+    def post(self, event: Event) -> None:
+        """Tell the round loop."""
+        self._queue.put_nowait(event)
+
+    async def take(self) -> list[Event]:
+        """All events there are, waiting for the first."""
+        events = [await self._queue.get()]
+        while not self._queue.empty():
+            events.append(self._queue.get_nowait())
+        return events

@@ -1,0 +1,290 @@
+"""The round loop: events in, the scheduler's decisions carried out.
+
+Always true:
+- it is the only task that asks the scheduler, and it carries out every decision before it asks again;
+- before each decision it reads the buffer's counts, after the transitions that the events tell of;
+- a sample runs in one task of its own; the loop waits for none of them but when it closes;
+- when it ends, whatever the reason, nothing runs in the engines any more and everything generated is in the buffer
+  or was refused by it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from buffer.interface import CursorMove, NewGroup, SampleBrief, SampleLease, Snapshot
+from protocol.messages import RoundStatus
+from protocol.samples import Prompt
+from protocol.states import GroupState, SampleState
+from rollout_service.control import Control
+from rollout_service.delivery import Delivery
+from rollout_service.evaluation import Evaluations
+from rollout_service.events import (
+    Changed,
+    EngineDied,
+    Event,
+    GroupClosed,
+    InstallEnded,
+    SampleEnded,
+    SampleParked,
+)
+from rollout_service.policies import PolicyRegistry
+from rollout_service.prompts.interface import START_CURSOR, PromptOrder
+from rollout_service.samples import SampleParts, SampleRunner, score_sample
+from rollout_service.scheduler.decisions import (
+    Admit,
+    BeginRound,
+    Decision,
+    Install,
+    Observation,
+    OfferBatch,
+    Park,
+    RoundLimits,
+    Start,
+)
+from rollout_service.scheduler.rounds import Phase, RoundScheduler
+
+log = logging.getLogger(__name__)
+
+
+class RoundLoop:
+    """Drives rounds until it is cancelled or drained."""
+
+    def __init__(
+        self,
+        parts: SampleParts,
+        prompts: PromptOrder,
+        policies: PolicyRegistry,
+        delivery: Delivery,
+        evaluations: Evaluations,
+        control: Control,
+    ) -> None:
+        settings = parts.settings
+        self._parts = parts
+        self._prompts = prompts
+        self._policies = policies
+        self._delivery = delivery
+        self._evaluations = evaluations
+        self._control = control
+        self._running: dict[str, tuple[SampleRunner, SampleLease]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._prompt_of: dict[str, Prompt] = {}
+        self._restarting = False
+        self.scheduler = RoundScheduler(
+            RoundLimits(
+                batch_groups=settings.data.train_batch_size,
+                group_samples=settings.rollout.n,
+                ratio=settings.rollout.ratio,
+                lookahead=settings.rollout.lookahead,
+                max_lag=settings.rollout.max_lag,
+                cut=settings.rollout.cut,
+                on_install=settings.rollout.on_install,
+            )
+        )
+        self.snapshot: Snapshot | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Samples in the engines."""
+        return len(self._running)
+
+    @property
+    def safe_to_stop(self) -> bool:
+        """Nothing runs, nothing is being scored, nothing is being installed."""
+        return not self._tasks and not self._restarting
+
+    def leases(self) -> list[SampleLease]:
+        """Leases of what runs."""
+        return [lease for _, lease in self._running.values()]
+
+    def round_status(self) -> RoundStatus | None:
+        """The round that fills now."""
+        if self.scheduler.phase is Phase.IDLE or self.snapshot is None:
+            return None
+        return RoundStatus(
+            round=self.scheduler.round,
+            started_s_ago=time.monotonic() - self.scheduler.round_started_s,
+            target_groups=self.scheduler.target_groups(),
+            num_ready=self.scheduler.unspoken(self._observe(self.snapshot)),
+            num_must_finish=len(self.scheduler.table.must_finish),
+        )
+
+    async def run(self) -> None:
+        """Take up what the buffer holds, then decide on every event. Raises what a sample's task raised."""
+        await self._restore()
+        self._parts.mailbox.post(Changed())
+        while True:
+            for event in await self._next_events():
+                self._apply(event)
+            await self._decide()
+
+    async def close(self) -> None:
+        """Park what runs and wait for it; what is being scored is scored again after the next start."""
+        await self._parts.pool.abort([runner.request_id for runner, _ in self._running.values()])
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._parts.settings.reward.timeout_s)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _next_events(self) -> list[Event]:
+        take = asyncio.ensure_future(self._parts.mailbox.take())
+        await asyncio.wait({take, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+        if self._failure.done():
+            take.cancel()
+            self._failure.result()
+        return await take
+
+    async def _decide(self) -> None:
+        self.scheduler.limits = replace(
+            self.scheduler.limits, ratio=self._control.ratio, lookahead=self._control.lookahead
+        )
+        while True:
+            self.snapshot = await self._parts.buffer.snapshot()
+            self._evaluations.active_version = self.snapshot.active_version
+            decisions = self.scheduler.decide(self._observe(self.snapshot))
+            if not decisions:
+                return
+            for decision in decisions:
+                await self._carry_out(decision)
+
+    def _observe(self, snapshot: Snapshot) -> Observation:
+        pool = self._parts.pool
+        pending = None if self._evaluations.running else self._policies.pending
+        return Observation(
+            now_s=time.monotonic(),
+            slots=max(0, pool.slots - self._evaluations.reserved_slots),
+            ready=snapshot.ledger.ready,
+            offered=snapshot.offered,
+            leased_untrained=snapshot.outstanding - snapshot.offered,
+            last_leased_step=max(snapshot.leased_steps, default=snapshot.durable_step),
+            trained_step=snapshot.trained_step,
+            active_version=snapshot.active_version,
+            newest_version=snapshot.newest_version,
+            newest_step=self._policies.newest.step,
+            pending_version=pending.version if pending else None,
+            generation_allowed=self._control.generation_allowed and not self._restarting,
+        )
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case SampleParked(sample_id):
+                self._running.pop(sample_id, None)
+                self.scheduler.parked(sample_id)
+            case SampleEnded(sample_id):
+                self._running.pop(sample_id, None)
+                self.scheduler.ended(sample_id)
+            case GroupClosed(group_id):
+                self._prompt_of.pop(group_id, None)
+                self.scheduler.closed(group_id)
+            case InstallEnded():
+                self._evaluations.installing = False
+                self.scheduler.installed()
+            case EngineDied():
+                self._restart_engines()
+            case Changed():
+                pass
+
+    async def _carry_out(self, decision: Decision) -> None:
+        match decision:
+            case BeginRound(number, target):
+                log.info("round %d: filling the batch, %d groups in flight at most", number, target)
+            case Admit(num_groups):
+                await self._admit(num_groups)
+            case Start(sample_ids):
+                await self._start(sample_ids)
+            case Park(sample_ids, _):
+                await self._park(sample_ids)
+            case Install(version, _):
+                self._evaluations.installing = True
+                self._spawn(self._install(version))
+            case OfferBatch(number):
+                await self._parts.buffer.offer(self.scheduler.limits.batch_groups)
+                self.scheduler.offered()
+                await self._delivery.batch_offered()
+                log.info("round %d: batch offered", number)
+
+    async def _admit(self, num_groups: int) -> None:
+        assert self.snapshot is not None, "decisions follow a snapshot"
+        cursor = (await self._parts.buffer.snapshot()).cursor
+        prompts, after = self._prompts.take(cursor or START_CURSOR, num_groups)
+        groups = [NewGroup(prompt, self.scheduler.limits.group_samples) for prompt in prompts]
+        version = self.snapshot.active_version
+        for group in await self._parts.buffer.admit(groups, version, CursorMove(cursor, after)):
+            self._prompt_of[group.group_id] = group.prompt
+            samples = [(s.sample_id, s.index) for s in group.samples]
+            self.scheduler.admitted(group.group_id, group.seq, samples)
+
+    async def _start(self, sample_ids: tuple[str, ...]) -> None:
+        lease_s = self._parts.settings.buffer.sample_lease_s
+        leases = await self._parts.buffer.start(sample_ids, self._parts.owner, lease_s)
+        samples = await self._parts.buffer.samples(sample_ids)
+        for lease, sample in zip(leases, samples, strict=True):
+            runner = SampleRunner(self._parts, lease, sample, self._prompt_of[sample.group_id])
+            self._running[sample.sample_id] = (runner, lease)
+            self._spawn(runner.run())
+
+    async def _park(self, sample_ids: tuple[str, ...]) -> None:
+        await self._parts.pool.abort([self._running[s][0].request_id for s in sample_ids if s in self._running])
+
+    async def _install(self, version: int) -> None:
+        try:
+            await self._policies.install(version)
+        finally:
+            self._parts.mailbox.post(InstallEnded())
+
+    def _restart_engines(self) -> None:
+        if not self._restarting:
+            self._restarting = True
+            self._spawn(self._restart())
+
+    async def _restart(self) -> None:
+        try:
+            for worker in await self._parts.pool.restart_dead():
+                log.warning("engine %s was restarted with the active policy version", worker)
+        finally:
+            self._restarting = False
+            self._parts.mailbox.post(Changed())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) and not self._failure.done():
+            self._failure.set_exception(error)
+        elif not self._tasks:
+            self._parts.mailbox.post(Changed())
+
+    async def _restore(self) -> None:
+        """Groups in flight come back as they are in the buffer; what finished unscored is scored now."""
+        await self._policies.refresh()
+        groups = [g for g in await self._parts.buffer.open_groups() if g.state is GroupState.OPEN]
+        waiting: dict[str, list[SampleBrief]] = {g.group_id: [] for g in groups}
+        unscored: list[SampleBrief] = []
+        for sample in await self._parts.buffer.open_samples():
+            if sample.state is SampleState.FINISHED:
+                unscored.append(sample)
+            else:
+                waiting[sample.group_id].append(sample)
+        for group in await self._parts.buffer.groups([g.group_id for g in groups]):
+            self._prompt_of[group.group_id] = group.prompt
+        for brief in groups:
+            samples = [(s.sample_id, index_of(s.sample_id)) for s in waiting[brief.group_id]]
+            self.scheduler.restored(brief.group_id, brief.seq, samples, brief.oldest_version)
+        for sample in unscored:
+            self._spawn(score_sample(self._parts, sample.sample_id, self._prompt_of[sample.group_id]))
+        if groups:
+            num_waiting = sum(len(s) for s in waiting.values())
+            log.info("took up %d groups with %d unfinished samples from the buffer", len(groups), num_waiting)
+
+
+def index_of(sample_id: str) -> int:
+    """Index of a sample within its group: the part of its id after the dot."""
+    return int(sample_id.rpartition(".")[2])

@@ -1,0 +1,107 @@
+"""The rollout service as a process.
+
+Always true: it exits 0 only after SIGTERM or SIGINT and with everything parked; a part that fails ends the process with
+a sentence and another exit code. Routes answer 503 while the engines start and while it stops.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+
+from protocol.errors import SettingsError
+from protocol.settings import RunSettings
+from rollout_service.app.build import build_app
+from rollout_service.app.host import Host
+from rollout_service.parts import open_parts
+from rollout_service.progress import show_progress
+from rollout_service.samples import renew_leases
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_GRACE_S = 5  # long polls and event streams are cut after this; everything is parked by then
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the service decides when it ends."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Leave signals to the service."""
+        yield
+
+
+def serve(settings: RunSettings) -> None:
+    """Run the service until SIGTERM. Raises AprilError with what to do when it can't start or go on."""
+    with contextlib.closing(bind(settings)) as listener:
+        _check_folders(settings)
+        asyncio.run(_serve(settings, listener))
+
+
+def bind(settings: RunSettings) -> socket.socket:
+    """A listening socket; raises SettingsError if the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in settings.service.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.service.host, settings.service.port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"can't listen on {settings.service.host}:{settings.service.port} ({error.strerror}); stop what uses it or "
+            "set service.port"
+        ) from error
+    return listener
+
+
+def _check_folders(settings: RunSettings) -> None:
+    for folder in (settings.run_dir, settings.weights_root, settings.spool_dir):
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(
+                f"can't write to {folder} ({error.strerror}); set run.dir to a folder that can"
+            ) from error
+
+
+async def _serve(settings: RunSettings, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    host = Host(settings)
+    config = uvicorn.Config(
+        build_app(host), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_GRACE_S
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+    try:
+        working = asyncio.create_task(_work(host))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({working, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (working, stopping):
+            if not task.done():
+                task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _work(host: Host) -> None:
+    async with open_parts(host.settings) as parts:
+        host.started(parts)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(parts.loop.run())
+                tasks.create_task(show_progress(host.running.board))
+                tasks.create_task(renew_leases(parts.sample_parts, parts.loop.leases))
+        finally:
+            host.stopping()

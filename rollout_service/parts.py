@@ -1,0 +1,127 @@
+"""The parts of a running service, built in order and taken apart in the order written here.
+
+Shutdown: evaluations, then the round loop (streams end, everything is parked), then the engines, the scorers, and the
+buffer last, since all of the others write to it.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from buffer.embedded import EmbeddedRedis
+from buffer.interface import ContinuationBuffer
+from buffer.open import open_buffer
+from protocol.settings import RunSettings
+from rollout_service.control import Control
+from rollout_service.delivery import Delivery
+from rollout_service.engines.pool import EnginePool, build_pool
+from rollout_service.evaluation import Evaluations
+from rollout_service.events import Mailbox
+from rollout_service.loop import RoundLoop
+from rollout_service.policies import PolicyRegistry
+from rollout_service.prompts.encode import load_tokenizer
+from rollout_service.prompts.interface import PromptSet
+from rollout_service.prompts.load import load_prompts
+from rollout_service.prompts.order import ShuffledOrder
+from rollout_service.rewards.build import build_scorer
+from rollout_service.rewards.labels import check_labels
+from rollout_service.samples import Decode, SampleParts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServiceParts:
+    """Everything that a running service is made of."""
+
+    settings: RunSettings
+    buffer: ContinuationBuffer
+    redis: EmbeddedRedis | None
+    pool: EnginePool
+    policies: PolicyRegistry
+    delivery: Delivery
+    evaluations: Evaluations
+    control: Control
+    loop: RoundLoop
+    sample_parts: SampleParts
+    num_train_prompts: int
+
+
+@asynccontextmanager
+async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
+    """Build the parts, cheap checks first; what was built is taken apart again, also when a later part fails."""
+    tokenizer = load_tokenizer(settings)
+    prompts = load_prompts(settings)
+    check_labels([*prompts.train, *prompts.validation], settings)
+    log.info("%d training and %d held-out prompts", len(prompts.train), len(prompts.validation))
+    async with AsyncExitStack() as stack:
+        buffer, redis = await open_buffer(settings)
+        if redis:
+            stack.callback(redis.stop)
+        stack.push_async_callback(buffer.close)
+        owner = f"{socket.gethostname()}:{os.getpid()}"
+        await buffer.claim_service(owner)
+        scorer = build_scorer(settings)
+        stack.push_async_callback(scorer.close)
+        await scorer.start()
+        pool = build_pool(settings)
+        stack.push_async_callback(pool.close)
+        await pool.start()
+        mailbox = Mailbox()
+        sample_parts = SampleParts(
+            owner=owner,
+            settings=settings,
+            buffer=buffer,
+            pool=pool,
+            scorer=scorer,
+            mailbox=mailbox,
+            decode=_decoder(tokenizer),
+            stop_token_ids=_stop_token_ids(settings, tokenizer),
+        )
+        parts = assemble_parts(settings, sample_parts, redis, prompts)
+        await parts.policies.restore()
+        stack.push_async_callback(parts.loop.close)
+        stack.push_async_callback(parts.evaluations.close)
+        yield parts
+
+
+def assemble_parts(
+    settings: RunSettings, sample_parts: SampleParts, redis: EmbeddedRedis | None, prompts: PromptSet
+) -> ServiceParts:
+    """The parts over a buffer, a pool and a scorer that have started."""
+    buffer, pool, mailbox = sample_parts.buffer, sample_parts.pool, sample_parts.mailbox
+    policies = PolicyRegistry(buffer, pool, settings.weights_root, settings.weights.num_kept)
+    delivery = Delivery(buffer, mailbox, settings.run.name, settings.data.train_batch_size, settings.spool_dir)
+    evaluations = Evaluations(settings, sample_parts, prompts.validation)
+    control = Control(settings.rollout, buffer, mailbox)
+    order = ShuffledOrder(prompts.train, settings.run.seed, settings.data.shuffle)
+    return ServiceParts(
+        settings=settings,
+        buffer=buffer,
+        redis=redis,
+        pool=pool,
+        policies=policies,
+        delivery=delivery,
+        evaluations=evaluations,
+        control=control,
+        loop=RoundLoop(sample_parts, order, policies, delivery, evaluations, control),
+        sample_parts=sample_parts,
+        num_train_prompts=len(prompts.train),
+    )
+
+
+def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    return decode
+
+
+def _stop_token_ids(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    eos = tokenizer.eos_token_id
+    return frozenset([*settings.rollout.stop_token_ids, *([eos] if isinstance(eos, int) else [])])

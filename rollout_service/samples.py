@@ -1,0 +1,231 @@
+"""One running sample: from its lease in the buffer through the engine to its score.
+
+Always true:
+- the engine is sent token ids (prompt and all tokens so far), never text, and the budget that is left, never the whole;
+- every token that the engine delivers reaches the buffer, by a checkpoint, a park or a finish, in order and once;
+- stop conditions are those of the whole response: a sample that ended at its budget or at a stop token is FINISHED,
+  however its last stream ended;
+- a sample is scored once and outside the engine's slot; a score that can't be had is a recorded failure.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from buffer.interface import ContinuationBuffer, SampleLease
+from protocol.errors import EngineDeadError, EngineError, FencedError
+from protocol.samples import Prompt, Sample, Segment
+from protocol.settings import RunSettings
+from protocol.states import FinishReason, GroupState
+from rollout_service.engines.interface import Chunk, GenerationRequest, SamplingParameters, StreamEnd
+from rollout_service.engines.pool import EnginePool
+from rollout_service.events import EngineDied, GroupClosed, Mailbox, SampleEnded, SampleParked
+from rollout_service.rewards.interface import Scorer, ScoringError, ScoringTask
+from rollout_service.seeds import segment_seed
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleParts:
+    """What running a sample needs; one object for all samples of a service.
+
+    `owner` names this process: it holds the samples' leases, since it holds their streams.
+    """
+
+    owner: str
+    settings: RunSettings
+    buffer: ContinuationBuffer
+    pool: EnginePool
+    scorer: Scorer
+    mailbox: Mailbox
+    decode: Decode
+    stop_token_ids: frozenset[int]
+
+
+class _Unwritten:
+    """Tokens that the engine delivered and the buffer does not hold yet, as pieces that one version wrote."""
+
+    def __init__(self, start: int) -> None:
+        self.end = start
+        self.last_token: int | None = None
+        self._runs: list[list[Chunk]] = []
+
+    def add(self, chunk: Chunk) -> None:
+        if not len(chunk.tokens):
+            return
+        last = self._runs[-1][-1] if self._runs else None
+        if last is not None and (last.version, last.kv_kept) == (chunk.version, chunk.kv_kept):
+            self._runs[-1].append(chunk)
+        else:
+            self._runs.append([chunk])
+        self.end += len(chunk.tokens)
+        self.last_token = int(chunk.tokens[-1])
+
+    def take(self) -> list[Segment]:
+        """What there is, as pieces that tile; nothing is left."""
+        start = self.end - sum(len(c.tokens) for run in self._runs for c in run)
+        pieces: list[Segment] = []
+        for run in self._runs:
+            tokens, logprobs = np.concatenate([c.tokens for c in run]), np.concatenate([c.logprobs for c in run])
+            pieces.append(Segment(start, run[0].version, tokens, logprobs, run[0].kv_kept))
+            start += len(tokens)
+        self._runs = []
+        return pieces
+
+
+class SampleRunner:
+    """Runs one attempt at one sample."""
+
+    def __init__(self, parts: SampleParts, lease: SampleLease, sample: Sample, prompt: Prompt) -> None:
+        self._parts = parts
+        self._lease = lease
+        self._sample = sample
+        self._prompt = prompt
+        self._unwritten = _Unwritten(sample.num_tokens)
+        self.request_id = f"{sample.sample_id}@{lease.attempt}"
+
+    async def run(self) -> None:
+        """Generate, then score. Posts what became of the sample; raises only what should end the service."""
+        try:
+            finished = await self._generate()
+        except FencedError as error:
+            log.warning("sample %s was taken over: %s", self._sample.sample_id, error)
+            self._parts.mailbox.post(SampleParked(self._sample.sample_id))
+            return
+        if finished is not None:
+            self._parts.mailbox.post(SampleEnded(self._sample.sample_id))
+            await score_sample(self._parts, self._sample.sample_id, self._prompt)
+
+    async def _generate(self) -> FinishReason | None:
+        try:
+            end = await self._stream() if self._budget() > 0 else StreamEnd.LENGTH
+        except EngineError as error:
+            await self._engine_failed(error)
+            return None
+        reason = self._finish_reason(end)
+        last = await self._write_all_but_last()
+        if reason is None:
+            await self._parts.buffer.park(self._lease, last)
+            self._parts.mailbox.post(SampleParked(self._sample.sample_id))
+            return None
+        await self._parts.buffer.finish(self._lease, last, reason)
+        return reason
+
+    async def _stream(self) -> StreamEnd:
+        interval_s = self._parts.settings.rollout.checkpoint_interval_s
+        written_s = time.monotonic()
+        async for chunk in self._parts.pool.generate(self._request()):
+            self._unwritten.add(chunk)
+            if chunk.end is not None:
+                return chunk.end
+            if time.monotonic() - written_s >= interval_s:
+                await self._write()
+                written_s = time.monotonic()
+        raise EngineError(f"the stream of {self.request_id} stopped without an end")
+
+    async def _write(self) -> None:
+        for piece in self._unwritten.take():
+            await self._parts.buffer.append(self._lease, piece)
+
+    async def _write_all_but_last(self) -> Segment | None:
+        """The last piece goes into the transition that ends the attempt."""
+        pieces = self._unwritten.take()
+        for piece in pieces[:-1]:
+            await self._parts.buffer.append(self._lease, piece)
+        return pieces[-1] if pieces else None
+
+    async def _engine_failed(self, error: EngineError) -> None:
+        await self._write()
+        limit = self._parts.settings.rollout.max_sample_failures
+        state = await self._parts.buffer.record_failure(self._lease, str(error), limit)
+        log.warning("sample %s failed in the engine: %s", self._sample.sample_id, error)
+        mailbox, sample_id = self._parts.mailbox, self._sample.sample_id
+        mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
+        if state in (GroupState.READY, GroupState.DROPPED):
+            mailbox.post(GroupClosed(self._sample.group_id))
+        if isinstance(error, EngineDeadError):
+            mailbox.post(EngineDied())
+
+    def _budget(self) -> int:
+        settings = self._parts.settings
+        written = self._unwritten.end
+        return min(
+            settings.data.max_response_length - written,
+            settings.max_model_len - len(self._prompt.token_ids) - written,
+        )
+
+    def _finish_reason(self, end: StreamEnd) -> FinishReason | None:
+        if end is not StreamEnd.ABORT:
+            return FinishReason(end.value)
+        if self._unwritten.last_token in self._parts.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self._budget() <= 0 else None
+
+    def _request(self) -> GenerationRequest:
+        rollout = self._parts.settings.rollout
+        seed = segment_seed(self._parts.settings.run.seed, self._sample.sample_id, self._lease.attempt)
+        return GenerationRequest(
+            request_id=self.request_id,
+            prompt_token_ids=(*self._prompt.token_ids, *self._sample.tokens.tolist()),
+            num_prefix_tokens=self._sample.num_tokens,
+            sampling=SamplingParameters(
+                max_tokens=self._budget(),
+                temperature=rollout.temperature,
+                top_p=rollout.top_p,
+                top_k=rollout.top_k,
+                min_p=rollout.min_p,
+                stop_token_ids=tuple(rollout.stop_token_ids),
+                seed=seed if self._parts.pool.takes_seeds else None,
+            ),
+        )
+
+
+async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
+    """FINISHED → SCORED or FAILED, and tell the loop if that closed the group."""
+    (sample,) = await parts.buffer.samples([sample_id])
+    assert sample.finish_reason is not None, "only finished samples are scored"
+    min_scored = parts.settings.rollout.min_group_samples
+    try:
+        task = scoring_task(prompt, sample.sample_id, sample.tokens.tolist(), sample.finish_reason, parts.decode)
+        reward = await parts.scorer.score(task)
+    except ScoringError as error:
+        log.warning("sample %s could not be scored: %s", sample_id, error)
+        state = await parts.buffer.fail(sample_id, error.reason, str(error), min_scored)
+    else:
+        state = await parts.buffer.score(sample_id, reward, min_scored)
+    if state in (GroupState.READY, GroupState.DROPPED):
+        parts.mailbox.post(GroupClosed(sample.group_id))
+
+
+def scoring_task(
+    prompt: Prompt, sample_id: str, tokens: Sequence[int], reason: FinishReason, decode: Decode
+) -> ScoringTask:
+    """What a scorer is told of a finished response."""
+    return ScoringTask(
+        sample_id=sample_id,
+        data_source=prompt.data_source,
+        prompt=prompt.text,
+        response=decode(tokens),
+        ground_truth=prompt.ground_truth,
+        extra=prompt.extra,
+        finish_reason=reason,
+        num_tokens=len(tokens),
+    )
+
+
+async def renew_leases(parts: SampleParts, leases: Callable[[], list[SampleLease]]) -> None:
+    """Renew the leases of what runs, for ever, three times within each lease's time."""
+    lease_s = parts.settings.buffer.sample_lease_s
+    while True:
+        await asyncio.sleep(lease_s / 3)
+        if held := leases():
+            lost = await parts.buffer.renew(held, lease_s)
+            for lease in lost:
+                log.warning("the lease of sample %s was lost", lease.sample_id)

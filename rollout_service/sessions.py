@@ -1,0 +1,57 @@
+"""What a trainer asks for: its session, its steps, its policies.
+
+Always true: every change carries the trainer's epoch into the buffer, which refuses an older one; what waits for a
+batch is woken when the epoch changes, so that a superseded trainer hears of it.
+"""
+
+from protocol.messages import Acked, Policy, StepTrained, TrainerSession
+from rollout_service.events import Changed
+from rollout_service.parts import ServiceParts
+from rollout_service.status import StatusBoard
+
+
+class TrainerSessions:
+    """Carries out the trainer's side of the API."""
+
+    def __init__(self, parts: ServiceParts, board: StatusBoard) -> None:
+        self._parts = parts
+        self._board = board
+
+    async def open(self, durable_step: int) -> TrainerSession:
+        """A new session; older ones are fenced from now on. Steps up to `durable_step` are acknowledged."""
+        opened = await self._parts.buffer.open_trainer(durable_step)
+        self._parts.delivery.discard(list(opened.released))
+        await self._parts.delivery.batch_offered()
+        self._board.trainer_connected = True
+        self._changed()
+        return TrainerSession(
+            trainer_epoch=opened.trainer_epoch,
+            durable_step=opened.durable_step,
+            policy_version=self._parts.policies.newest.version,
+            run=self._parts.settings.run.name,
+            num_train_prompts=self._parts.num_train_prompts,
+        )
+
+    async def trained(self, step: int, trainer_epoch: int) -> StepTrained:
+        """The step's update is done: capacity is free, rounds move on."""
+        trained_step = await self._parts.buffer.mark_trained(step, trainer_epoch)
+        self._changed()
+        return StepTrained(step=step, trained_step=trained_step)
+
+    async def ack(self, step: int, trainer_epoch: int) -> Acked:
+        """Steps up to `step` are durable: what replay needed is released."""
+        released = await self._parts.buffer.ack(step, trainer_epoch)
+        self._parts.delivery.discard(released)
+        self._changed()
+        return Acked(durable_step=step, num_groups=sum(len(b.group_ids) for b in released))
+
+    async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
+        """Publishing the weights after a step says that it is trained, too."""
+        policy = await self._parts.policies.publish(step, path, trainer_epoch)
+        if step > 0:
+            await self._parts.buffer.mark_trained(step, trainer_epoch)
+        self._changed()
+        return policy
+
+    def _changed(self) -> None:
+        self._parts.sample_parts.mailbox.post(Changed())
