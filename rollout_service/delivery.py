@@ -70,7 +70,7 @@ class Delivery:
         if lease.sha256 is not None:
             return await asyncio.to_thread(self._read, lease.step, lease.sha256), lease.sha256
         groups = await self._buffer.groups(lease.group_ids)
-        data = encode_batch(build_batch(self._run, step, lease.policy_version, groups))
+        data = await asyncio.to_thread(lambda: encode_batch(build_batch(self._run, step, lease.policy_version, groups)))
         sha256 = await asyncio.to_thread(self._write, step, data)
         await self._buffer.record_spool(step, sha256)
         return data, sha256

@@ -2,7 +2,7 @@
 
 Always true: an evaluation's samples take no part in rounds, are never cut and never enter the buffer; while one runs no
 policy is installed, up to `hold_timeout_s`, after which it is marked as failed and its requests are aborted. The round
-loop sets `installing` and `active_version`; no evaluation starts during an install.
+loop clears `may_start` during an install and sets `active_version`.
 """
 
 import asyncio
@@ -47,7 +47,8 @@ class Evaluations:
         self._all: dict[str, Evaluation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self.installing = False
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self.active_version = 0
 
     @property
@@ -67,12 +68,11 @@ class Evaluations:
         except KeyError:
             raise NotFoundError(f"evaluation {evaluation_id} is unknown; POST /v1/evaluations starts one") from None
 
-    def start(self, request: StartEvaluation) -> Evaluation:
-        """Start one at the active version. Raises ConflictError without held-out prompts or during an install."""
+    async def start(self, request: StartEvaluation) -> Evaluation:
+        """Start one at the active version, after an install that is going on. Raises ConflictError without prompts."""
         if not self._prompts:
             raise ConflictError("there are no held-out prompts; set data.val_files or a generated data source")
-        if self.installing:
-            raise ConflictError("a policy is being installed; ask again in a moment")
+        await self.may_start.wait()
         prompts = self._prompts[: request.num_prompts or self._settings.data.num_val_prompts]
         n = request.n or self._settings.evaluation.n
         evaluation = Evaluation(

@@ -154,7 +154,8 @@ class RoundLoop:
 
     def _observe(self, snapshot: Snapshot) -> Observation:
         pool = self._parts.pool
-        pending = None if self._evaluations.running else self._policies.pending
+        held = self._evaluations.running or self._restarting
+        pending = None if held else self._policies.pending
         return Observation(
             now_s=time.monotonic(),
             slots=max(0, pool.slots - self._evaluations.reserved_slots),
@@ -167,7 +168,7 @@ class RoundLoop:
             newest_version=snapshot.newest_version,
             newest_step=self._policies.newest.step,
             pending_version=pending.version if pending else None,
-            generation_allowed=self._control.generation_allowed and not self._restarting,
+            generation_allowed=self._control.generation_allowed,
         )
 
     def _apply(self, event: Event) -> None:
@@ -182,7 +183,7 @@ class RoundLoop:
                 self._prompt_of.pop(group_id, None)
                 self.scheduler.closed(group_id)
             case InstallEnded():
-                self._evaluations.installing = False
+                self._evaluations.may_start.set()
                 self.scheduler.installed()
             case EngineDied():
                 self._restart_engines()
@@ -200,7 +201,7 @@ class RoundLoop:
             case Park(sample_ids, _):
                 await self._park(sample_ids)
             case Install(version, _):
-                self._evaluations.installing = True
+                self._evaluations.may_start.clear()
                 self._spawn(self._install(version))
             case OfferBatch(number):
                 await self._parts.buffer.offer(self.scheduler.limits.batch_groups)

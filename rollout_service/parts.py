@@ -4,6 +4,7 @@ Shutdown: evaluations, then the round loop (streams end, everything is parked), 
 buffer last, since all of the others write to it.
 """
 
+import asyncio
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ from buffer.open import open_buffer
 from protocol.settings import RunSettings
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
+from rollout_service.engines.checkpoint import end_token_ids
 from rollout_service.engines.pool import EnginePool, build_pool
 from rollout_service.evaluation import Evaluations
 from rollout_service.events import Mailbox
@@ -55,9 +57,9 @@ class ServiceParts:
 @asynccontextmanager
 async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
     """Build the parts, cheap checks first; what was built is taken apart again, also when a later part fails."""
-    tokenizer = load_tokenizer(settings)
-    prompts = load_prompts(settings)
-    check_labels([*prompts.train, *prompts.validation], settings)
+    tokenizer = await asyncio.to_thread(load_tokenizer, settings)
+    prompts = await asyncio.to_thread(load_prompts, settings)
+    await asyncio.to_thread(check_labels, [*prompts.train, *prompts.validation], settings)
     log.info("%d training and %d held-out prompts", len(prompts.train), len(prompts.validation))
     async with AsyncExitStack() as stack:
         buffer, redis = await open_buffer(settings)
@@ -81,7 +83,7 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
             scorer=scorer,
             mailbox=mailbox,
             decode=_decoder(tokenizer),
-            stop_token_ids=_stop_token_ids(settings, tokenizer),
+            stop_token_ids=_stop_token_ids(settings),
         )
         parts = assemble_parts(settings, sample_parts, redis, prompts)
         await parts.policies.restore()
@@ -122,6 +124,6 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     return decode
 
 
-def _stop_token_ids(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    eos = tokenizer.eos_token_id
-    return frozenset([*settings.rollout.stop_token_ids, *([eos] if isinstance(eos, int) else [])])
+def _stop_token_ids(settings: RunSettings) -> frozenset[int]:
+    of_model = end_token_ids(settings.model.path) if settings.model.path else ()
+    return frozenset([*settings.rollout.stop_token_ids, *of_model])

@@ -31,6 +31,7 @@ class PolicyRegistry:
         self._pool = pool
         self._root = root
         self._num_kept = num_kept
+        self._deleted: set[str] = set()
         self.newest = Policy(version=0, step=0, trainer_epoch=0, path="", state=PolicyState.ACTIVE)
         self.pending: Policy | None = None
 
@@ -107,6 +108,7 @@ class PolicyRegistry:
         installed = [p for p in policies if p.state in (PolicyState.ACTIVE, PolicyState.SUPERSEDED) and p.path]
         waiting = [p for p in policies if p.state in (PolicyState.QUEUED, PolicyState.INSTALLING)]
         kept = {p.path for p in [*installed[-self._num_kept - 1 :], *waiting]}
-        for policy in policies:
-            if policy.path and policy.path not in kept:
-                await asyncio.to_thread(shutil.rmtree, policy.path, ignore_errors=True)
+        gone = {p.path for p in policies if p.path} - kept - self._deleted
+        for path in gone:
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        self._deleted |= gone

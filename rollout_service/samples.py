@@ -52,9 +52,9 @@ class SampleParts:
 class _Unwritten:
     """Tokens that the engine delivered and the buffer does not hold yet, as pieces that one version wrote."""
 
-    def __init__(self, start: int) -> None:
-        self.end = start
-        self.last_token: int | None = None
+    def __init__(self, sample: Sample) -> None:
+        self.end = sample.num_tokens
+        self.last_token = int(sample.segments[-1].tokens[-1]) if sample.segments else None
         self._runs: list[list[Chunk]] = []
 
     def add(self, chunk: Chunk) -> None:
@@ -88,7 +88,7 @@ class SampleRunner:
         self._lease = lease
         self._sample = sample
         self._prompt = prompt
-        self._unwritten = _Unwritten(sample.num_tokens)
+        self._unwritten = _Unwritten(sample)
         self.request_id = f"{sample.sample_id}@{lease.attempt}"
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class SampleRunner:
 
     async def _generate(self) -> FinishReason | None:
         try:
-            end = await self._stream() if self._budget() > 0 else StreamEnd.LENGTH
+            end = self._ended_before() or await self._stream()
         except EngineError as error:
             await self._engine_failed(error)
             return None
@@ -117,6 +117,12 @@ class SampleRunner:
             return None
         await self._parts.buffer.finish(self._lease, last, reason)
         return reason
+
+    def _ended_before(self) -> StreamEnd | None:
+        """A crash may have come between the last token's checkpoint and the finish."""
+        if self._unwritten.last_token in self._parts.stop_token_ids:
+            return StreamEnd.STOP
+        return StreamEnd.LENGTH if self._budget() <= 0 else None
 
     async def _stream(self) -> StreamEnd:
         interval_s = self._parts.settings.rollout.checkpoint_interval_s

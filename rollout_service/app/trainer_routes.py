@@ -81,7 +81,7 @@ async def get_policy(version: Annotated[int, Path(ge=0)], service: Service) -> P
 @router.post("/evaluations", status_code=202)
 async def start_evaluation(body: StartEvaluation, service: Service) -> Evaluation:
     """Evaluate the held-out prompts at the active version."""
-    return service.parts.evaluations.start(body)
+    return await service.parts.evaluations.start(body)
 
 
 @router.get("/evaluations/{evaluation_id}")

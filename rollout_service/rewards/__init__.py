@@ -1,0 +1,1 @@
+"""Scorers, each in a worker process that can be killed."""
