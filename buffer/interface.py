@@ -195,7 +195,10 @@ class ContinuationBuffer(Protocol):
     # Delivery
 
     async def offer(self, num_groups: int) -> bool:
-        """Offer one more batch if enough READY groups are not spoken for; whether it did."""
+        """Offer one more batch if enough READY groups are not spoken for; whether it did.
+
+        What is READY beyond it is counted as `surplus_groups_kept`: a group once for each round that it waits out.
+        """
         ...
 
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
@@ -222,10 +225,15 @@ class ContinuationBuffer(Protocol):
     # Policies
 
     async def publish_policy(self, step: int, path: str, trainer_epoch: int) -> Policy:
-        """Give published weights the next version, QUEUED. The same epoch and step again gives the same version."""
+        """Give published weights the next version, QUEUED.
+
+        The same epoch and step again gives the same version, QUEUED once more if its install had failed.
+        """
         ...
 
-    async def set_policy_state(self, version: int, state: PolicyState, error: str | None, install_s: float | None) -> Policy:
+    async def set_policy_state(
+        self, version: int, state: PolicyState, error: str | None, install_s: float | None
+    ) -> Policy:
         """Move a version on. ACTIVE makes the previously active one SUPERSEDED and sets the active version."""
         ...
 

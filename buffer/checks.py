@@ -1,0 +1,31 @@
+"""Checks of arguments that both buffers make before they look at anything stored."""
+
+from collections.abc import Sequence
+
+from buffer.interface import NewGroup
+from buffer.keys import MAX_GROUP_SAMPLES
+from protocol.errors import ConflictError, RequestError
+
+
+def check_sizes(groups: Sequence[NewGroup]) -> None:
+    """Refuse groups that can't be numbered."""
+    for group in groups:
+        if not 1 <= group.num_samples <= MAX_GROUP_SAMPLES:
+            raise RequestError(f"a group of {group.num_samples} samples: give 1 to {MAX_GROUP_SAMPLES}")
+
+
+def check_distinct(sample_ids: Sequence[str]) -> None:
+    """Refuse to start a sample twice in one call."""
+    if len(set(sample_ids)) != len(sample_ids):
+        raise ConflictError("a sample is named twice in one start: name each once")
+
+
+def check_batch_size(num_groups: int) -> None:
+    """Refuse a batch of no groups."""
+    if num_groups < 1:
+        raise RequestError(f"a batch of {num_groups} groups: give at least 1")
+
+
+def lease_ms(lease_s: float) -> int:
+    """A lease in the milliseconds that it is kept in."""
+    return round(lease_s * 1000)

@@ -1,0 +1,105 @@
+"""Delivery on Redis: offers, leases, spooled batches, trained and durable steps, trainer sessions."""
+
+import json
+from collections.abc import Callable
+
+from buffer.checks import check_batch_size
+from buffer.interface import BatchLease, OpenedTrainer
+from buffer.scripts import Arg, Call, Store
+
+
+class Delivery:
+    """READY → LEASED → CONSUMED."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys = store.keys
+
+    async def offer(self, num_groups: int) -> bool:
+        """See `ContinuationBuffer.offer`. The only transition that a second call makes twice: read `offered` first."""
+        check_batch_size(num_groups)
+        (offered,) = await self._store.transition("offer", [], [num_groups])
+        return offered == 1
+
+    async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
+        """See `ContinuationBuffer.lease_batch`."""
+        check_batch_size(num_groups)
+        reply = await self._store.transition("lease_batch", [], [trainer_epoch, step, num_groups])
+        if not reply:
+            return None
+        lease, sha256, trained_step = reply
+        return decode_lease(step, lease, sha256 or None, trained_step)
+
+    async def record_spool(self, step: int, sha256: str) -> None:
+        """See `ContinuationBuffer.record_spool`."""
+        lease = await self._store.one("HGET", self._keys.named("leases"), step)
+        ids = decode_lease(step, lease, None, 0).group_ids if lease else ()
+        # Of each group's keys: the group, then sample and tokens in turn.
+        tokens = [key for size in await self._sizes(ids) for key in self._keys.of_group(*size)[2::2]]
+        await self._store.transition("record_spool", tokens, [step, sha256])
+
+    async def mark_trained(self, step: int, trainer_epoch: int) -> int:
+        """See `ContinuationBuffer.mark_trained`."""
+        (trained,) = await self._store.transition("mark_trained", [], [trainer_epoch, step])
+        return trained
+
+    async def ack(self, step: int, trainer_epoch: int) -> list[BatchLease]:
+        """See `ContinuationBuffer.ack`."""
+        _, released = await self._release("ack", step, lambda durable, _: [trainer_epoch, step, durable])
+        return released
+
+    async def open_trainer(self, durable_step: int) -> OpenedTrainer:
+        """See `ContinuationBuffer.open_trainer`.
+
+        A checkpoint that is ahead of the run (the Redis was lost, the checkpoint was not) moves the run's steps on.
+        """
+        reply, released = await self._release(
+            "open_trainer", durable_step, lambda durable, leased: [durable_step, durable, leased]
+        )
+        return OpenedTrainer(reply[0], durable_step, tuple(released))
+
+    async def batch_leases(self) -> list[BatchLease]:
+        """See `ContinuationBuffer.batch_leases`."""
+        return (await self._read())[0]
+
+    async def _release(
+        self, name: str, step: int, args: Callable[[int, int], list[Arg]]
+    ) -> tuple[list[int], list[BatchLease]]:
+        """Run `ack` or `open_trainer`, both of which need the keys of the groups that they release."""
+        released: list[BatchLease] = []
+
+        async def read() -> Call:
+            nonlocal released
+            leases, durable, leased = await self._read()
+            released = [lease for lease in leases if lease.step <= step]
+            sizes = await self._sizes([i for lease in released for i in lease.group_ids])
+            return self._keys.of_groups(sizes), [*args(durable, leased), *(i for i, _ in sizes)]
+
+        reply = await self._store.transition_on_read(name, read)
+        return reply, released
+
+    async def _read(self) -> tuple[list[BatchLease], int, int]:
+        """Leases by step, the durable step, the last leased step."""
+        names = (self._keys.named("leases"), self._keys.named("spools"))
+        steps = ("HMGET", self._keys.named("meta"), "trained_step", "durable_step", "leased_step")
+        leases, spools, meta = await self._store.read(*(("HGETALL", name) for name in names), steps)
+        trained, durable, leased = (int(value or 0) for value in meta)
+        ordered = sorted((int(step), step) for step in leases)
+        found = [decode_lease(n, leases[step], spools.get(step), trained) for n, step in ordered]
+        return found, durable, leased
+
+    async def _sizes(self, group_ids: list[str] | tuple[str, ...]) -> list[tuple[str, int]]:
+        counts = await self._store.read(*(("HGET", self._keys.group(i), "num_samples") for i in group_ids))
+        return [(i, int(count or 0)) for i, count in zip(group_ids, counts, strict=True)]
+
+
+def decode_lease(step: int, data: bytes, sha256: bytes | None, trained_step: int) -> BatchLease:
+    """A lease from its JSON and digest."""
+    fields = json.loads(data)
+    return BatchLease(
+        step=step,
+        group_ids=tuple(fields["groups"]),
+        policy_version=fields["policy_version"],
+        trained=step <= trained_step,
+        sha256=sha256.decode() if sha256 else None,
+    )

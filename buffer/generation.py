@@ -1,0 +1,119 @@
+"""Transitions of samples and of groups that are not delivered yet, on Redis.
+
+Always true: whatever a script needs is in its keys, so what only Redis knows (how many samples a group has, how many
+groups there are) is read first; the script checks again what may have moved on meanwhile.
+"""
+
+from collections.abc import Sequence
+
+from buffer.checks import check_distinct, check_sizes, lease_ms
+from buffer.codec import encode_origin, encode_prompt, encode_reward, piece_args
+from buffer.interface import CursorMove, NewGroup, SampleLease
+from buffer.keys import group_id_of, new_group, sample_id_of, split_sample_id
+from buffer.scripts import Call, Store
+from protocol.samples import Group, Reward, Segment
+from protocol.states import DropReason, FailReason, FinishReason, GroupState
+
+ORPHANS_A_CALL = 1000  # keeps one script under some milliseconds; claiming goes on with the next thousand
+
+
+class Generation:
+    """Admission, running, scoring and dropping."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keys = store.keys
+
+    async def claim_service(self, service_id: str) -> int:
+        """Raise the epoch, which fences every older service; then set aside what ran under it."""
+        store = self._store
+        (epoch,) = await store.run("claim_service", [], [service_id])
+        store.service_epoch = epoch
+        running = [i.decode() for i in await store.one("ZRANGE", self._keys.named("running"), 0, -1)]
+        for first in range(0, len(running), ORPHANS_A_CALL):
+            ids = running[first : first + ORPHANS_A_CALL]
+            await store.transition("orphan", [self._keys.sample(i) for i in ids], ids)
+        return epoch
+
+    async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
+        """See `ContinuationBuffer.admit`."""
+        check_sizes(groups)
+        texts = [(g.num_samples, encode_prompt(g.prompt), encode_origin(g.prompt)) for g in groups]
+        first = 0
+
+        async def read() -> Call:
+            nonlocal first
+            first = int(await self._store.one("HGET", self._keys.named("meta"), "group_seq") or 0)
+            keys: list[str] = []
+            for seq, group in enumerate(groups, first):
+                group_id = group_id_of(seq)
+                keys.append(self._keys.group(group_id))
+                keys += [self._keys.sample(sample_id_of(group_id, i)) for i in range(group.num_samples)]
+            return keys, [first, version, cursor.before, cursor.after, *(arg for text in texts for arg in text)]
+
+        await self._store.transition_on_read("admit", read)
+        return [new_group(seq, group, version) for seq, group in enumerate(groups, first)]
+
+    async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
+        """See `ContinuationBuffer.start`; all of them start, or none."""
+        check_distinct(sample_ids)
+        if not sample_ids:
+            return []
+        keys = [self._keys.sample(i) for i in sample_ids]
+        attempts = await self._store.transition("start", keys, [worker, lease_ms(lease_s), *sample_ids])
+        return [SampleLease(i, worker, attempt) for i, attempt in zip(sample_ids, attempts, strict=True)]
+
+    async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
+        """See `ContinuationBuffer.renew`."""
+        if not leases:
+            return []
+        args = [arg for lease in leases for arg in (lease.sample_id, lease.worker, lease.attempt)]
+        keys = [self._keys.sample(lease.sample_id) for lease in leases]
+        lost = await self._store.transition("renew", keys, [lease_ms(lease_s), *args])
+        return [leases[i] for i in lost]
+
+    async def append(self, lease: SampleLease, piece: Segment) -> None:
+        """See `ContinuationBuffer.append`."""
+        await self._write("append", lease, piece)
+
+    async def park(self, lease: SampleLease, piece: Segment | None) -> None:
+        """See `ContinuationBuffer.park`."""
+        await self._write("park", lease, piece)
+
+    async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
+        """See `ContinuationBuffer.finish`."""
+        await self._write("finish", lease, piece, reason.value)
+
+    async def record_failure(self, lease: SampleLease, error: str, max_failures: int) -> GroupState | None:
+        """See `ContinuationBuffer.record_failure`."""
+        args = [lease.worker, lease.attempt, error, max_failures]
+        state = await self._settle("record_failure", lease.sample_id, *args)
+        return GroupState(state) if state else None
+
+    async def score(self, sample_id: str, reward: Reward, min_scored: int) -> GroupState:
+        """See `ContinuationBuffer.score`."""
+        return GroupState(await self._settle("score", sample_id, min_scored, encode_reward(reward)))
+
+    async def fail(self, sample_id: str, reason: FailReason, error: str, min_scored: int) -> GroupState:
+        """See `ContinuationBuffer.fail`."""
+        return GroupState(await self._settle("fail", sample_id, min_scored, reason.value, error))
+
+    async def drop(self, group_id: str, reason: DropReason) -> None:
+        """See `ContinuationBuffer.drop`."""
+        await self._store.transition("drop", await self._keys_of_group(group_id, 0), [group_id, reason.value])
+
+    async def _write(self, name: str, lease: SampleLease, piece: Segment | None, *more: str) -> None:
+        keys = self._keys.of_sample(lease.sample_id)
+        args = [lease.sample_id, lease.worker, lease.attempt, *piece_args(piece), *more]
+        await self._store.transition(name, keys, args)
+
+    async def _settle(self, name: str, sample_id: str, *more: str | int) -> str:
+        group_id, index = split_sample_id(sample_id)
+        keys = await self._keys_of_group(group_id, index + 1)
+        (state,) = await self._store.transition(name, keys, [group_id, index, sample_id, *more])
+        return state.decode().partition(":")[0]
+
+    async def _keys_of_group(self, group_id: str, at_least: int) -> list[str]:
+        # A group never changes its size; one that is gone still needs the key that the script looks at.
+        stored = int(await self._store.one("HGET", self._keys.group(group_id), "num_samples") or 0)
+        return self._keys.of_group(group_id, max(stored, at_least))

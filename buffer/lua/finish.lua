@@ -1,0 +1,18 @@
+#!lua flags=allow-oom
+-- RUNNING becomes FINISHED with its last piece; the same call again changes nothing.
+-- KEYS: the run's keys, sample, tokens, group
+-- ARGV: service epoch, sample id, worker, attempt, start or "", version, count, piece, finish reason
+local sample, tokens, group = KEYS[OWN + 1], KEYS[OWN + 2], KEYS[OWN + 3]
+local piece = {start = tonumber(ARGV[5]), version = tonumber(ARGV[6]), count = tonumber(ARGV[7]), bytes = ARGV[8]}
+local stop = superseded_service(ARGV[1]) or lost_lease(sample, ARGV[2], ARGV[3], ARGV[4])
+if stop then return stop end
+local state, again = redis.call('HGET', sample, 'state'), repeated(sample, tokens, piece)
+local finished = state == 'finished' and redis.call('HGET', sample, 'finish_reason') == ARGV[9]
+if finished and (again or piece.count == 0) then return {'ok'} end
+if state ~= 'running' then return no_transition('sample', ARGV[2], state, 'finished') end
+stop = not again and misfit(sample, ARGV[2], piece)
+if stop then return stop end
+if not again then extend(sample, tokens, group, piece) end
+redis.call('HSET', sample, 'finish_reason', ARGV[9])
+move(sample, ARGV[2], 'finished')
+return {'ok'}

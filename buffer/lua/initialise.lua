@@ -1,0 +1,14 @@
+#!lua
+-- Make the run's meta record with version 0 of the policy, or check that this code understands the one that is there.
+-- KEYS: the run's keys
+-- ARGV: schema version, body of version 0
+local schema = redis.call('HGET', META, 'schema')
+if schema and schema ~= ARGV[1] then
+  return refuse('schema', 'the run has data of schema ' .. schema .. ', this release reads schema ' .. ARGV[1] ..
+    ': use the release that wrote it, or another run name')
+end
+if not schema then
+  redis.call('HSET', META, 'schema', ARGV[1], 'cursor', '')
+  redis.call('HSET', POLICIES, '0', ARGV[2], '0:state', 'active')
+end
+return {'ok'}

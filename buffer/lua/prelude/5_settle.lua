@@ -1,0 +1,40 @@
+-- What a terminal sample does to its group, and what an acknowledged step does to its groups.
+local READY_SEQS = 4294967296 -- scores are exact to 2^53: 2^32 groups in order of readiness, 2^21 versions
+
+local function fail_sample(group, sample, id, reason, text)
+  redis.call('HSET', sample, 'fail_reason', reason, 'error', text, 'worker', '')
+  move(sample, id, 'failed')
+  redis.call('HINCRBY', group, 'num_failed', 1)
+  redis.call('HINCRBY', COUNTERS, 'samples_failed', 1)
+  redis.call('HINCRBY', COUNTERS, 'failed:' .. reason, 1)
+end
+
+-- OPEN becomes READY, DROPPED, or stays; its keys start at OWN + 1. Returns the state.
+local function settle(id)
+  local group = KEYS[OWN + 1]
+  local count, failed = number(group, 'num_samples'), number(group, 'num_failed')
+  if count - failed < math.max(number(group, 'min_scored'), 1) then
+    drop(id, OWN + 1, 'open', 'too_few_samples')
+    return 'dropped'
+  end
+  if number(group, 'num_scored') + failed < count then return 'open' end
+  local oldest = tonumber(redis.call('HGET', group, 'oldest') or redis.call('HGET', group, 'admitted_version'))
+  local seq = redis.call('HINCRBY', META, 'ready_seq', 1)
+  redis.call('ZADD', READY, string.format('%.0f', oldest * READY_SEQS + seq), id)
+  redis.call('HSET', GROUPS, id, 'ready')
+  redis.call('HINCRBY', LEDGER, 'open', -1)
+  redis.call('HINCRBY', LEDGER, 'ready', 1)
+  return 'ready'
+end
+
+-- LEASED becomes CONSUMED for the groups named from ARGV[first] on; then the steps up to `step` are durable.
+local function release(step, first)
+  local key = OWN + 1
+  for arg = first, #ARGV do key = key + forget(ARGV[arg], key) end
+  redis.call('HINCRBY', LEDGER, 'leased', first - #ARGV - 1)
+  redis.call('HINCRBY', LEDGER, 'consumed', #ARGV - first + 1)
+  for done = number(META, 'durable_step') + 1, math.min(step, number(META, 'leased_step')) do
+    for _, record in ipairs({LEASES, SPOOLS}) do redis.call('HDEL', record, done) end
+  end
+  redis.call('HSET', META, 'durable_step', step)
+end

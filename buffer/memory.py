@@ -1,0 +1,382 @@
+"""The continuation buffer in memory, for tests and simulation.
+
+Always true: it does what the one on Redis does, which the contract tests and a state machine over both show.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from buffer.checks import check_batch_size, check_distinct, check_sizes, lease_ms
+from buffer.codec import decode_prompt, decode_reward, encode_prompt, encode_reward, piece_args
+from buffer.interface import (
+    BatchLease,
+    CursorMove,
+    GroupBrief,
+    NewGroup,
+    OpenedTrainer,
+    Recount,
+    SampleBrief,
+    SampleLease,
+    Snapshot,
+)
+from buffer.keys import new_group, split_sample_id
+from buffer.memory_reading import MemoryReading
+from buffer.memory_store import KEPT_CHANGES, KEPT_POLICIES, GroupRecord, MemoryStore, SampleRecord
+from protocol.errors import ConflictError, NotFoundError, TransitionError
+from protocol.messages import Policy, PolicyState, SettingsChange
+from protocol.samples import Group, Reward, Sample, Segment
+from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
+
+
+class MemoryBuffer:
+    """A `ContinuationBuffer` over a `MemoryStore`; share the store to have several services of one run."""
+
+    def __init__(self, store: MemoryStore | None = None) -> None:
+        self.store = MemoryStore() if store is None else store
+        self._reading = MemoryReading(self.store)
+        self._service_epoch = 0
+
+    # Owners
+
+    async def claim_service(self, service_id: str) -> int:
+        """See `ContinuationBuffer.claim_service`."""
+        self.store.service_epoch += 1
+        self._service_epoch = self.store.service_epoch
+        for sample in self.store.all_samples():
+            if sample.state is SampleState.RUNNING:
+                sample.set_aside()
+                sample.worker = ""
+        return self._service_epoch
+
+    async def open_trainer(self, durable_step: int) -> OpenedTrainer:
+        """See `ContinuationBuffer.open_trainer`; a checkpoint ahead of the run moves the run's steps on."""
+        store = self._owned()
+        if durable_step < store.durable_step:
+            raise ConflictError(
+                f"steps up to {store.durable_step} are acknowledged, the checkpoint ends at step {durable_step}: "
+                f"restore the checkpoint of step {store.durable_step} or a later one"
+            )
+        released = store.release(durable_step)
+        store.trained_step = durable_step
+        store.leased_step = max(store.leased_step, durable_step)
+        store.trainer_epoch += 1
+        return OpenedTrainer(store.trainer_epoch, durable_step, tuple(released))
+
+    # Generation
+
+    async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
+        """See `ContinuationBuffer.admit`."""
+        check_sizes(groups)
+        # Through JSON, so that what Redis could not keep is refused here too and nothing is shared with the caller.
+        copies = [NewGroup(decode_prompt(encode_prompt(g.prompt)), g.num_samples) for g in groups]
+        store = self._owned()
+        if cursor.before != store.cursor:
+            raise ConflictError(f'the data cursor is at "{store.cursor}", not at "{cursor.before}": go on from there')
+        admitted = [new_group(seq, group, version) for seq, group in enumerate(copies, store.group_seq)]
+        for group in admitted:
+            samples = [SampleRecord(s.sample_id, s.group_id, s.index) for s in group.samples]
+            store.groups[group.group_id] = GroupRecord(group.group_id, group.seq, group.prompt, version, samples)
+        store.cursor = cursor.after
+        store.group_seq += len(admitted)
+        store.ledger.admitted += len(admitted)
+        store.ledger.open += len(admitted)
+        return admitted
+
+    async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
+        """See `ContinuationBuffer.start`; all of them start, or none."""
+        check_distinct(sample_ids)
+        if not sample_ids:
+            return []
+        store = self._owned()
+        now = store.now_ms()
+        samples = [store.sample(i) for i in sample_ids]
+        for sample in samples:
+            expired = sample.state is SampleState.RUNNING and sample.expiry_ms <= now
+            if sample.state not in (SampleState.QUEUED, SampleState.PARKED) and not expired:
+                raise TransitionError(f"sample {sample.sample_id} is {sample.state} and can't become running")
+        return [self._start(sample, worker, now + lease_ms(lease_s)) for sample in samples]
+
+    async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
+        """See `ContinuationBuffer.renew`."""
+        if not leases:
+            return []
+        store, lost = self._owned(), list[SampleLease]()
+        for lease in leases:
+            sample = store.find_sample(lease.sample_id)
+            held = sample is not None and (sample.worker, sample.attempt) == (lease.worker, lease.attempt)
+            if sample is not None and held and sample.state is SampleState.RUNNING:
+                sample.expiry_ms = store.now_ms() + lease_ms(lease_s)
+            else:
+                lost.append(lease)
+        return lost
+
+    async def append(self, lease: SampleLease, piece: Segment) -> None:
+        """See `ContinuationBuffer.append`."""
+        sample = self._held(lease, piece)
+        if sample.has_last(piece):
+            return
+        self.store.check_state(sample, SampleState.RUNNING, "longer")
+        sample.check_fits(piece)
+        self.store.extend(sample, piece)
+
+    async def park(self, lease: SampleLease, piece: Segment | None) -> None:
+        """See `ContinuationBuffer.park`."""
+        sample = self._held(lease, piece)
+        aside = sample.state in (SampleState.PARKED, SampleState.QUEUED)
+        if not (aside and self._is_repeat(sample, piece)):
+            self._take_last(sample, piece, "parked")
+            sample.set_aside()
+
+    async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
+        """See `ContinuationBuffer.finish`."""
+        sample = self._held(lease, piece)
+        finished = sample.state is SampleState.FINISHED and sample.finish_reason is reason
+        if not (finished and self._is_repeat(sample, piece)):
+            self._take_last(sample, piece, "finished")
+            sample.move(SampleState.FINISHED)
+            sample.finish_reason = reason
+
+    async def record_failure(self, lease: SampleLease, error: str, max_failures: int) -> GroupState | None:
+        """See `ContinuationBuffer.record_failure`."""
+        store = self._owned()
+        known = store.find_sample(lease.sample_id)
+        if known is not None and known.failed_attempt == lease.attempt:
+            return store.groups[known.group_id].state if known.state is SampleState.FAILED else None
+        sample = store.held(lease)
+        store.check_state(sample, SampleState.RUNNING, "failed")
+        sample.num_failures += 1
+        sample.error, sample.failed_attempt = error, lease.attempt
+        if sample.num_failures >= max_failures:
+            return store.fail_sample(sample, FailReason.ENGINE_ERROR, error)
+        sample.set_aside()
+        return None
+
+    async def score(self, sample_id: str, reward: Reward, min_scored: int) -> GroupState:
+        """See `ContinuationBuffer.score`."""
+        text = encode_reward(reward)
+        split_sample_id(sample_id)
+        store = self._owned()
+        sample = store.sample(sample_id)
+        group = store.groups[sample.group_id]
+        if sample.state is SampleState.SCORED and sample.reward is not None and encode_reward(sample.reward) == text:
+            return group.state
+        sample.move(SampleState.SCORED)
+        sample.reward = decode_reward(text)
+        group.min_scored = min_scored
+        store.counters["samples_scored"] += 1
+        if sample.oldest != sample.newest:
+            store.counters["samples_multi_version"] += 1
+        return store.settle(group)
+
+    async def fail(self, sample_id: str, reason: FailReason, error: str, min_scored: int) -> GroupState:
+        """See `ContinuationBuffer.fail`."""
+        split_sample_id(sample_id)
+        store = self._owned()
+        sample = store.sample(sample_id)
+        group = store.groups[sample.group_id]
+        if sample.state is SampleState.FAILED and sample.fail_reason is reason:
+            return group.state
+        if sample.state not in (SampleState.FINISHED, SampleState.RUNNING):
+            raise TransitionError(f"sample {sample_id} is {sample.state} and can't become failed")
+        group.min_scored = min_scored
+        return store.fail_sample(sample, reason, error)
+
+    async def drop(self, group_id: str, reason: DropReason) -> None:
+        """See `ContinuationBuffer.drop`."""
+        store = self._owned()
+        group, tombstone = store.groups.get(group_id), store.tombstones.get(group_id)
+        if group is not None:
+            store.drop(group, reason)
+        elif tombstone is None:
+            raise NotFoundError(f"there is no group {group_id}: list the open groups again")
+        elif tombstone.reason is not reason:
+            raise TransitionError(f"group {group_id} is dropped as {tombstone.reason} and can't become dropped")
+
+    # Delivery
+
+    async def offer(self, num_groups: int) -> bool:
+        """See `ContinuationBuffer.offer`."""
+        check_batch_size(num_groups)
+        store = self._owned()
+        spoken_for = store.offered * max(store.offer_size, num_groups)
+        surplus = len(store.ready()) - spoken_for - num_groups
+        if surplus < 0:
+            return False
+        store.counters["surplus_groups_kept"] += surplus
+        store.offered, store.offer_size = store.offered + 1, num_groups
+        return True
+
+    async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
+        """See `ContinuationBuffer.lease_batch`."""
+        check_batch_size(num_groups)
+        store = self._owned()
+        store.check_trainer(trainer_epoch)
+        if step in store.leases:
+            return next(lease for lease in store.current_leases() if lease.step == step)
+        if step <= store.durable_step:
+            raise ConflictError(f"step {step} is durable: ask for {store.leased_step + 1}")
+        if step != store.leased_step + 1:
+            raise ConflictError(
+                f"the last leased step is {store.leased_step}: ask for step {store.leased_step + 1}, not {step}"
+            )
+        groups = store.ready()[:num_groups]
+        if store.offered == 0 or len(groups) < num_groups:
+            return None
+        for group in groups:
+            store.move_group(group, GroupState.LEASED)
+            group.step = step
+        version = store.newest_version + max(step - 1 - store.newest_step, 0)
+        store.leases[step] = BatchLease(step, tuple(g.group_id for g in groups), version, False, None)
+        store.leased_step = step
+        store.offered -= 1
+        store.withdraw()
+        return replace(store.leases[step], trained=step <= store.trained_step)
+
+    async def record_spool(self, step: int, sha256: str) -> None:
+        """See `ContinuationBuffer.record_spool`."""
+        store = self._owned()
+        lease = store.leases.get(step)
+        if lease is None:
+            raise NotFoundError(f"step {step} has no lease: lease it first")
+        if lease.sha256 is not None and lease.sha256 != sha256:
+            raise ConflictError(f"step {step} was spooled as {lease.sha256}: serve those bytes")
+        store.leases[step] = replace(lease, sha256=sha256)
+        for group_id in lease.group_ids:
+            for sample in store.groups[group_id].samples:
+                sample.pieces.clear()
+
+    async def mark_trained(self, step: int, trainer_epoch: int) -> int:
+        """See `ContinuationBuffer.mark_trained`."""
+        store = self._trained(step, trainer_epoch)
+        store.trained_step = max(store.trained_step, step)
+        return store.trained_step
+
+    async def ack(self, step: int, trainer_epoch: int) -> list[BatchLease]:
+        """See `ContinuationBuffer.ack`."""
+        store = self._trained(step, trainer_epoch)
+        if step <= store.durable_step:
+            return []
+        released = store.release(step)
+        store.trained_step = max(store.trained_step, step)
+        return released
+
+    # Policies
+
+    async def publish_policy(self, step: int, path: str, trainer_epoch: int) -> Policy:
+        """See `ContinuationBuffer.publish_policy`."""
+        store = self._owned()
+        store.check_trainer(trainer_epoch)
+        for policy in store.policies.values():
+            if policy.version > 0 and (policy.trainer_epoch, policy.step) == (trainer_epoch, step):
+                if policy.state is PolicyState.FAILED:
+                    policy.state, policy.path, policy.error = PolicyState.QUEUED, path, None
+                return policy.model_copy()
+        store.newest_version += 1
+        store.newest_step = step
+        version = store.newest_version
+        store.policies[version] = Policy(
+            version=version, step=step, trainer_epoch=trainer_epoch, path=path, state=PolicyState.QUEUED
+        )
+        if version - KEPT_POLICIES != store.active_version:
+            store.policies.pop(version - KEPT_POLICIES, None)
+        return store.policies[version].model_copy()
+
+    async def set_policy_state(
+        self, version: int, state: PolicyState, error: str | None, install_s: float | None
+    ) -> Policy:
+        """See `ContinuationBuffer.set_policy_state`."""
+        store = self._owned()
+        policy = store.policies.get(version)
+        if policy is None:
+            raise NotFoundError(f"there is no policy version {version}: publish it first")
+        if state is PolicyState.ACTIVE and version != store.active_version:
+            if store.active_version in store.policies:
+                store.policies[store.active_version].state = PolicyState.SUPERSEDED
+            store.active_version = version
+        policy.state, policy.error, policy.install_s = state, error, install_s
+        return policy.model_copy()
+
+    async def policies(self) -> list[Policy]:
+        """See `ContinuationBuffer.policies`."""
+        return [policy.model_copy() for _, policy in sorted(self.store.policies.items())]
+
+    # Reading
+
+    async def snapshot(self) -> Snapshot:
+        """See `ContinuationBuffer.snapshot`."""
+        return self._reading.snapshot()
+
+    async def open_samples(self) -> list[SampleBrief]:
+        """See `ContinuationBuffer.open_samples`."""
+        return self._reading.open_samples()
+
+    async def open_groups(self) -> list[GroupBrief]:
+        """See `ContinuationBuffer.open_groups`."""
+        return self._reading.open_groups()
+
+    async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
+        """See `ContinuationBuffer.samples`."""
+        return self._reading.samples(sample_ids)
+
+    async def groups(self, group_ids: Sequence[str]) -> list[Group]:
+        """See `ContinuationBuffer.groups`."""
+        return self._reading.groups(group_ids)
+
+    async def batch_leases(self) -> list[BatchLease]:
+        """See `ContinuationBuffer.batch_leases`."""
+        return self.store.current_leases()
+
+    async def recount(self) -> Recount:
+        """See `ContinuationBuffer.recount`."""
+        return self._reading.recount()
+
+    # Operator
+
+    async def record_change(self, change: SettingsChange) -> None:
+        """See `ContinuationBuffer.record_change`."""
+        self._owned().changes.append(change)
+        del self.store.changes[:-KEPT_CHANGES]
+
+    async def changes(self) -> list[SettingsChange]:
+        """See `ContinuationBuffer.changes`."""
+        return list(self.store.changes)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def _owned(self) -> MemoryStore:
+        self.store.check_service(self._service_epoch)
+        return self.store
+
+    def _trained(self, step: int, trainer_epoch: int) -> MemoryStore:
+        store = self._owned()
+        store.check_trainer(trainer_epoch)
+        if step > store.leased_step:
+            raise ConflictError(f"step {step} was never leased, the last one is {store.leased_step}: lease it first")
+        return store
+
+    def _held(self, lease: SampleLease, piece: Segment | None) -> SampleRecord:
+        piece_args(piece)
+        return self._owned().held(lease)
+
+    def _is_repeat(self, sample: SampleRecord, piece: Segment | None) -> bool:
+        return piece is None or not len(piece.tokens) or sample.has_last(piece)
+
+    def _take_last(self, sample: SampleRecord, piece: Segment | None, wanted: str) -> None:
+        self.store.check_state(sample, SampleState.RUNNING, wanted)
+        if not sample.has_last(piece):
+            sample.check_fits(piece)
+            self.store.extend(sample, piece)
+
+    def _start(self, sample: SampleRecord, worker: str, expiry_ms: int) -> SampleLease:
+        counters = self.store.counters
+        if sample.state is SampleState.RUNNING:
+            counters["leases_expired"] += 1
+            sample.set_aside()
+        if sample.num_tokens:
+            counters["resumes"] += 1
+            sample.num_resumes += 1
+            counters["samples_resumed"] += sample.num_resumes == 1
+        sample.move(SampleState.RUNNING)
+        sample.worker, sample.expiry_ms, sample.attempt = worker, expiry_ms, sample.attempt + 1
+        return SampleLease(sample.sample_id, worker, sample.attempt)

@@ -1,0 +1,244 @@
+"""Random transitions on the twin and on Redis: after each, both say the same."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from buffer.embedded import EmbeddedRedis
+from buffer.interface import CursorMove, NewGroup, SampleLease
+from protocol.errors import AprilError
+from protocol.messages import PolicyState
+from protocol.samples import Reward
+from protocol.states import DropReason, FailReason, FinishReason, SampleState
+from tests.buffer.helpers import Rig, check, memory_rig, piece, plain, prompt, redis_rig
+
+INDEX = st.integers(0, 1 << 16)
+STEP = st.integers(0, 4)
+EPOCH_BACK = st.sampled_from([0, 0, 0, 0, 1])
+SKEW = st.sampled_from([0, 0, 0, 0, 0, 1, -1])
+NUM_TOKENS = st.integers(0, 3)
+
+
+class Twins(RuleBasedStateMachine):
+    """Every rule calls both buffers; ids that were seen are kept, live or not, so that stale calls happen too."""
+
+    url: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.rigs: list[Rig] = [memory_rig(), redis_rig(self.url)]
+        self.owners = [self.run(rig.connect()) for rig in self.rigs]
+        self.old: list[Any] = []
+        self.everyone = list(self.owners)
+        self.sample_ids: list[str] = []
+        self.group_ids: list[str] = []
+        self.leases: list[SampleLease] = []
+        self.lengths: dict[str, int] = {}
+        self.version = 0
+
+    def run(self, coroutine: Any) -> Any:
+        return self.runner.run(coroutine)
+
+    def both(self, name: str, *args: Any, buffers: list[Any] | None = None) -> Any:
+        outcomes = [self.outcome(getattr(b, name), args) for b in buffers or self.owners]
+        assert plain(outcomes[0]) == plain(outcomes[1]), (name, args)
+        return None if isinstance(outcomes[0], type) else outcomes[0]
+
+    def outcome(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        try:
+            return self.run(method(*args))
+        except AprilError as error:
+            return type(error)
+
+    def pick(self, items: list[Any], index: int) -> Any:
+        # Mostly something recent, so that samples are carried to their end.
+        recent = items[-12:] if index % 8 else items
+        return recent[index % len(recent)] if recent else None
+
+    def next_piece(self, sample_id: str, num_tokens: int, skew: int) -> Any:
+        return piece(max(self.lengths.get(sample_id, 0) + skew, 0), num_tokens, self.version)
+
+    @invariant()
+    def same(self) -> None:
+        for name in ("snapshot", "open_samples", "open_groups", "batch_leases", "policies", "changes"):
+            self.both(name)
+        groups = [i for i in self.group_ids[-6:] if self.both("groups", [i]) is not None]
+        self.both("groups", groups)
+        for buffer in self.owners:
+            self.run(check(buffer))
+        snapshot = self.run(self.owners[0].snapshot())
+        assert snapshot.outstanding >= 0
+        assert snapshot.offered * 1 <= snapshot.ledger.ready
+
+    @rule(sizes=st.lists(st.integers(1, 3), max_size=3))
+    def admit(self, sizes: list[int]) -> None:
+        before = self.run(self.owners[0].snapshot()).cursor
+        after = str(int(before or 0) + len(sizes))
+        new = [NewGroup(prompt(n), size) for n, size in enumerate(sizes)]
+        for group in self.both("admit", new, self.version, CursorMove(before, after)) or ():
+            self.group_ids.append(group.group_id)
+            self.sample_ids += [s.sample_id for s in group.samples]
+        self.both("admit", new, self.version, CursorMove("elsewhere", after))
+
+    @rule(count=st.integers(1, 6), lease_s=st.sampled_from([0.0, 3600.0, 3600.0, 3600.0]))
+    def start_waiting(self, count: int, lease_s: float) -> None:
+        waiting = [s for s in self.run(self.owners[0].open_samples()) if s.state in ("queued", "parked")]
+        ids = [s.sample_id for s in waiting[:count]]
+        self.leases += self.both("start", ids, f"w{count % 2}", lease_s) or []
+
+    @rule(index=INDEX)
+    def start_any(self, index: int) -> None:
+        if self.sample_ids:
+            self.leases += self.both("start", [self.pick(self.sample_ids, index)], "w", 3600.0) or []
+
+    @rule(index=INDEX, count=st.integers(1, 3))
+    def renew(self, index: int, count: int) -> None:
+        self.both("renew", self.leases[-count:], 3600.0)
+        if self.leases:
+            self.both("renew", [self.pick(self.leases, index)], 0.0)
+
+    @rule(index=INDEX, num_tokens=NUM_TOKENS, skew=SKEW, again=st.booleans())
+    def append(self, index: int, num_tokens: int, skew: int, again: bool) -> None:
+        if lease := self.pick(self.leases, index):
+            new = self.next_piece(lease.sample_id, num_tokens, skew)
+            for _ in range(1 + again):
+                self.both("append", lease, new)
+            self.note(lease.sample_id)
+
+    @rule(index=INDEX, num_tokens=NUM_TOKENS, skew=SKEW, none=st.booleans())
+    def park(self, index: int, num_tokens: int, skew: int, none: bool) -> None:
+        if lease := self.pick(self.leases, index):
+            self.both("park", lease, None if none else self.next_piece(lease.sample_id, num_tokens, skew))
+            self.note(lease.sample_id)
+
+    @rule(index=INDEX, num_tokens=NUM_TOKENS, skew=SKEW, reason=st.sampled_from(FinishReason))
+    def finish(self, index: int, num_tokens: int, skew: int, reason: FinishReason) -> None:
+        if lease := self.pick(self.leases, index):
+            self.both("finish", lease, self.next_piece(lease.sample_id, num_tokens, skew), reason)
+            self.note(lease.sample_id)
+
+    @rule()
+    def finish_and_score_everything(self) -> None:
+        for brief in self.run(self.owners[0].open_samples()):
+            if brief.state in (SampleState.QUEUED, SampleState.PARKED):
+                (lease,) = self.both("start", [brief.sample_id], "w", 3600.0)
+                self.both("finish", lease, piece(brief.num_tokens, 1, self.version), FinishReason.STOP)
+                self.both("score", brief.sample_id, Reward(1.0), 1)
+
+    @rule(index=INDEX, most=st.integers(1, 2))
+    def record_failure(self, index: int, most: int) -> None:
+        if lease := self.pick(self.leases, index):
+            self.both("record_failure", lease, f"error {index}", most)
+
+    @rule(value=st.sampled_from([0.0, 1.0]), min_scored=st.integers(0, 3))
+    def score_finished(self, value: float, min_scored: int) -> None:
+        for brief in self.run(self.owners[0].open_samples()):
+            if brief.state is SampleState.FINISHED:
+                self.both("score", brief.sample_id, Reward(value, {"x": value}), min_scored)
+
+    @rule(index=INDEX, value=st.sampled_from([0.0, 1.0]))
+    def score_any(self, index: int, value: float) -> None:
+        if self.sample_ids:
+            self.both("score", self.pick(self.sample_ids, index), Reward(value, {"x": value}), 1)
+
+    @rule(index=INDEX, reason=st.sampled_from(FailReason), min_scored=st.integers(1, 2))
+    def fail(self, index: int, reason: FailReason, min_scored: int) -> None:
+        if self.sample_ids:
+            self.both("fail", self.pick(self.sample_ids, index), reason, "why", min_scored)
+
+    @rule(index=INDEX, reason=st.sampled_from(DropReason))
+    def drop(self, index: int, reason: DropReason) -> None:
+        if self.group_ids and index % 3 == 0:
+            self.both("drop", self.pick(self.group_ids, index), reason)
+
+    @rule(size=st.integers(1, 2))
+    def offer(self, size: int) -> None:
+        self.both("offer", size)
+
+    @rule(skew=SKEW, back=EPOCH_BACK, size=st.integers(1, 2))
+    def lease_next(self, skew: int, back: int, size: int) -> None:
+        snapshot = self.run(self.owners[0].snapshot())
+        step = snapshot.durable_step + len(snapshot.leased_steps) + 1 + skew
+        self.both("lease_batch", step, snapshot.trainer_epoch - back, size)
+
+    @rule(ahead=STEP, digest=st.sampled_from(["aa", "bb"]))
+    def record_spool(self, ahead: int, digest: str) -> None:
+        self.both("record_spool", self.run(self.owners[0].snapshot()).durable_step + ahead, digest)
+
+    @rule(ahead=STEP, back=EPOCH_BACK)
+    def mark_trained(self, ahead: int, back: int) -> None:
+        snapshot = self.run(self.owners[0].snapshot())
+        self.both("mark_trained", snapshot.durable_step + ahead, snapshot.trainer_epoch - back)
+
+    @rule(ahead=STEP, back=EPOCH_BACK)
+    def ack(self, ahead: int, back: int) -> None:
+        snapshot = self.run(self.owners[0].snapshot())
+        self.both("ack", snapshot.durable_step + ahead, snapshot.trainer_epoch - back)
+
+    @rule(ahead=st.integers(-1, 2))
+    def open_trainer(self, ahead: int) -> None:
+        self.both("open_trainer", self.run(self.owners[0].snapshot()).durable_step + ahead)
+
+    @rule(ahead=STEP, back=EPOCH_BACK)
+    def publish_policy(self, ahead: int, back: int) -> None:
+        snapshot = self.run(self.owners[0].snapshot())
+        step, epoch = snapshot.durable_step + ahead, snapshot.trainer_epoch - back
+        if policy := self.both("publish_policy", step, f"w/{step}", epoch):
+            self.version = policy.version
+
+    @rule(version=STEP, state=st.sampled_from(PolicyState))
+    def set_policy_state(self, version: int, state: PolicyState) -> None:
+        self.both("set_policy_state", version, state, "why" if state is PolicyState.FAILED else None, 0.25)
+
+    @rule(chance=st.integers(0, 3))
+    def claim(self, chance: int) -> None:
+        if chance == 0:
+            self.old = self.owners
+            self.owners = [self.run(rig.connect()) for rig in self.rigs]
+            self.everyone += self.owners
+            self.both("claim_service", "next")
+
+    @rule(index=INDEX)
+    def call_of_a_superseded_service(self, index: int) -> None:
+        if self.old and self.leases:
+            lease = self.pick(self.leases, index)
+            assert self.both("append", lease, self.next_piece(lease.sample_id, 1, 0), buffers=self.old) is None
+            assert self.both("offer", 1, buffers=self.old) is None
+
+    def note(self, sample_id: str) -> None:
+        found = self.outcome(self.owners[0].samples, ([sample_id],))
+        self.lengths[sample_id] = 0 if isinstance(found, type) else found[0].num_tokens
+
+    def teardown(self) -> None:
+        for buffer in self.everyone:
+            self.run(buffer.close())
+        self.runner.close()
+
+
+def explore(url: str, num_examples: int, num_steps: int) -> None:
+    machine = type("TwinsHere", (Twins,), {"url": url})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=num_examples,
+            stateful_step_count=num_steps,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )
+
+
+def test_twin_and_redis_agree(redis_server: EmbeddedRedis) -> None:
+    explore(redis_server.url, num_examples=12, num_steps=40)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twin_and_redis_agree_at_length(redis_server: EmbeddedRedis) -> None:
+    explore(redis_server.url, num_examples=500, num_steps=50)
