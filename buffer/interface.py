@@ -248,7 +248,7 @@ class ContinuationBuffer(Protocol):
         ...
 
     async def open_samples(self) -> list[SampleBrief]:
-        """Samples of OPEN groups that are not terminal: QUEUED and PARKED in resume order, then RUNNING and FINISHED."""
+        """Samples of OPEN groups that are not terminal: those that wait, in resume order, then RUNNING and FINISHED."""
         ...
 
     async def open_groups(self) -> list[GroupBrief]:

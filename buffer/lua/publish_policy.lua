@@ -1,6 +1,5 @@
 #!lua flags=allow-oom
--- Published weights get the next version, QUEUED; the same trainer epoch and step again get the version they have;
--- if its install had failed it is QUEUED again.
+-- Published weights get the next version, QUEUED; the same epoch and step again get theirs, QUEUED anew if it failed.
 -- KEYS: the run's keys
 -- ARGV: service epoch, trainer epoch, step, body (JSON with step, trainer_epoch and path)
 -- Replies with the version.
