@@ -51,7 +51,8 @@ def prepare_environment() -> bool:
 @contextmanager
 def child_environment(settings: RunSettings, on_cpu: bool, eager: bool) -> Generator[None]:
     """Environment of the engine's own process, for as long as it is being started."""
-    changes: dict[str, str] = {}
+    # Its imports warn of other libraries' deprecations, which is nothing that a user of the service can act on.
+    changes = {"PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore")}
     if on_cpu and eager:
         # vLLM's sampler is compiled even in eager mode: 2 to 15 s at the first token, for nothing that is measurable.
         changes["TORCHDYNAMO_DISABLE"] = os.environ.get("TORCHDYNAMO_DISABLE", "1")

@@ -8,6 +8,7 @@ Always true:
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import threading
@@ -33,6 +34,8 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+# It warns of every layer without tensors of its own, such as a tied output layer; completeness is checked here instead.
+RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 PROBE_ROWS = 64  # vocabulary rows of the output layer that are compared: a stale layer differs in every one
 PROBE_INPUTS = 4
 ORPHAN_CHECK_INTERVAL_S = 1.0  # an engine whose service was killed holds memory for about this long
@@ -62,6 +65,7 @@ class WeightsExtension:
         """Load the safetensors `files` ([name, sha256 or '']) of `folder`; {'num_tensors': N} or {'refused': why}."""
         worker: Any = self
         loaded = _Loaded()
+        logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)
         try:
             try:
                 worker.reload_weights(weights_iterator=_read_tensors(Path(folder), files, loaded))

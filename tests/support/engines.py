@@ -24,6 +24,7 @@ __all__ = [
     "make_policy",
     "random_prompts",
     "request",
+    "until",
 ]
 
 # With its small random weights the model repeats one token for ever; scaled up, every token depends on all before.

@@ -47,6 +47,7 @@ async def collect(chunks: AsyncIterator[Chunk]) -> Collected:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the event loop turn until `condition` holds."""
-    while not condition():
-        await asyncio.sleep(0)  # noqa: ASYNC110  # engines tell what they did by their stats only
+    """Let the event loop turn until `condition` holds; raises TimeoutError if it does not for a minute."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # engines tell what they did by their stats only
+            await asyncio.sleep(0)

@@ -160,7 +160,8 @@ async def test_scoring_failures_leave_the_group_or_drop_it(tmp_path):
     settings = service_settings(tmp_path, rollout={"n": 3, "min_group_samples": 2})
     async with running_service(settings) as service:
         service.scorer.fails = lambda task: (
-            task.sample_id.endswith(".000") or (task.sample_id.endswith(".001") and int(task.prompt.split()[1]) % 3 == 0)
+            task.sample_id.endswith(".000")
+            or (task.sample_id.endswith(".001") and int(task.prompt.split()[1]) % 3 == 0)
         )
         headers = await service.open_trainer()
         batches = await train_steps(service, headers, 3)
