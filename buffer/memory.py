@@ -225,7 +225,8 @@ class MemoryBuffer:
         for group in groups:
             store.move_group(group, GroupState.LEASED)
             group.step = step
-        version = store.newest_version + max(step - 1 - store.newest_step, 0)
+        known_step = max(store.newest_step, store.trained_step)
+        version = store.newest_version + max(step - 1 - known_step, 0)
         store.leases[step] = BatchLease(step, tuple(g.group_id for g in groups), version, False, None)
         store.leased_step = step
         store.offered -= 1

@@ -1,1 +1,2 @@
-"""The trainer: HTTP client, DeepSpeed loop, advantages, corrections, losses, packing, publishing. Imports `protocol`."""
+"""The trainer: HTTP client, DeepSpeed loop, advantages, corrections, losses, packing, publishing. Imports
+`protocol`."""

@@ -21,8 +21,9 @@ redis.call('ZREMRANGEBYRANK', READY, 0, size - 1)
 for _, id in ipairs(ids) do redis.call('HSET', GROUPS, id, 'leased:' .. step) end
 redis.call('HINCRBY', LEDGER, 'ready', -size)
 redis.call('HINCRBY', LEDGER, 'leased', size)
--- The trainer holds the newest published version, and one more for each step that it has leased since.
-local version = number(META, 'newest_version') + math.max(step - 1 - number(META, 'newest_step'), 0)
+-- The trainer holds the newest published version, and one more for each leased step that is still to be trained.
+local known = math.max(number(META, 'newest_step'), trained)
+local version = number(META, 'newest_version') + math.max(step - 1 - known, 0)
 lease = cjson.encode({groups = ids, policy_version = version})
 redis.call('HSET', LEASES, step, lease)
 redis.call('HSET', META, 'leased_step', step)

@@ -3,6 +3,8 @@
 Used by the demo, which trains it, and by tests, which take it with random weights.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,13 +24,19 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_SEQUENCE, pad_token=END_OF_SEQUENCE)
 
 
+def end_of_sequence_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Id of the token that ends a response; it pads, too."""
+    token_id = tokenizer.convert_tokens_to_ids(END_OF_SEQUENCE)
+    assert isinstance(token_id, int), "one token in, one id out"
+    return token_id
+
+
 def make_model(
     seed: int, hidden_size: int = 128, intermediate_size: int = 256, num_layers: int = 3, max_length: int = 512
 ) -> Qwen3ForCausalLM:
     """Random weights in float32: 0.5 M parameters with the defaults, tied embeddings."""
     torch.manual_seed(seed)
-    eos = make_tokenizer().convert_tokens_to_ids(END_OF_SEQUENCE)
-    assert isinstance(eos, int), "one token in, one id out"
+    eos = end_of_sequence_id(make_tokenizer())
     config = Qwen3Config(
         vocab_size=VOCABULARY_SIZE,
         hidden_size=hidden_size,
@@ -52,3 +60,18 @@ def save_policy(model: Qwen3ForCausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
+
+
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Compute with one thread, as is best for a model this small.
+
+    A second thread saves a quarter of the time on idle cores and makes busy ones many times slower, because the
+    threads wait for each other actively; and one thread gives the same numbers however many cores there are.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -47,8 +47,12 @@ class Observation:
         return self.offered + self.leased_untrained
 
     def version_at(self, step: int) -> int:
-        """Version that the trainer will hold when `step` starts, if every step publishes one."""
-        return max(self.newest_version, self.newest_version + step - 1 - self.newest_step)
+        """Version that the trainer will hold when `step` starts, if each step that is still to be trained publishes.
+
+        A step that was trained without publishing (its update was skipped) makes no version any more.
+        """
+        known_step = max(self.newest_step, self.trained_step)
+        return self.newest_version + max(0, step - 1 - known_step)
 
     @property
     def next_unleased_version(self) -> int:

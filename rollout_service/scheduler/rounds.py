@@ -133,8 +133,6 @@ class RoundScheduler:
         waits: list[str] = []
         if seen.outstanding > lookahead:
             waits.append(f"the trainer: {seen.outstanding} batches are offered or leased, lookahead allows {lookahead}")
-        if lookahead == 0 and seen.trained_step > seen.newest_step:
-            waits.append(f"the policy of step {seen.trained_step} to be published")
         return waits + self._lag_wait(seen)
 
     def _lag_wait(self, seen: Observation) -> list[str]:

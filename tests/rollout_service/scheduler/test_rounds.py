@@ -107,11 +107,19 @@ def test_synchronous_form_waits_until_the_step_is_trained_and_its_version_active
         world.tick()
     assert world.scheduler.waits[0].startswith("the trainer: 1 batches")
     world.lease()
-    world.see(leased_untrained=0, trained_step=1)  # trained, but not published yet
     assert world.scheduler.decide(world.seen) == []
-    assert world.scheduler.waits == ("the policy of step 1 to be published",)
-    world.see(newest_version=1, newest_step=1, pending_version=1)
+    world.see(leased_untrained=0, trained_step=1, newest_version=1, newest_step=1, pending_version=1)
     assert world.scheduler.decide(world.seen) == [Install(1, keep=False)]
+
+
+def test_a_step_trained_without_publishing_does_not_hold_up_the_rounds():
+    world = World(limits(ratio=1, lookahead=0, max_lag=0), slots=100)
+    world.act()
+    while not world.batches:
+        world.tick()
+    world.lease()
+    world.see(leased_untrained=0, trained_step=1)
+    assert world.scheduler.decide(world.seen)[0] == BeginRound(2, 4)
 
 
 def test_lookahead_lets_the_next_round_start_before_the_step_is_trained():
