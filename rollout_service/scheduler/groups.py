@@ -60,9 +60,10 @@ class GroupTable:
         """The next samples to run; they count as running from now on, written by `active_version`."""
         taken = tuple(self._queue.pop(count))
         for sample_id in taken:
-            group = self._group_of[sample_id]
-            group.waiting.discard(sample_id)
+            self._group_of[sample_id].waiting.discard(sample_id)
             self.running[sample_id] = None
+        for sample_id in taken:
+            group = self._group_of[sample_id]
             if group.oldest_version is None or active_version < group.oldest_version:
                 group.oldest_version = active_version
                 self._judge(group)

@@ -203,9 +203,9 @@ def test_rollback_suspends_the_round_until_versions_catch_up():
 @given(
     batch_groups=st.integers(1, 6),
     group_samples=st.integers(1, 4),
-    ratio=st.floats(1, 3.5),
-    lookahead=st.integers(0, 3),
-    extra_lag=st.integers(0, 3),
+    ratio=st.one_of(st.just(1.0), st.floats(1, 3.5)),
+    lookahead=st.sampled_from([0, 0, 1, 2, 3]),
+    extra_lag=st.sampled_from([0, 0, 1, 3]),
     slots=st.integers(1, 40),
     cut=st.sampled_from(Cut),
     seed=st.integers(0, 10_000),
@@ -252,3 +252,12 @@ def test_rounds_go_on_and_no_trained_token_is_older_than_max_lag(
 @pytest.mark.parametrize(("ratio", "lookahead", "expected"), [(1, 0, 0), (2, 0, 1), (1.25, 1, 2), (3, 2, 4)])
 def test_smallest_lag_bound(ratio, lookahead, expected):
     assert smallest_max_lag(ratio, lookahead) == expected
+
+
+def test_a_sample_that_makes_its_group_urgent_is_not_queued_again():
+    world = World(limits(ratio=1, lookahead=0, max_lag=0), slots=100)
+    world.act()
+    table = world.scheduler.table
+    assert len(table.must_finish) == 4
+    assert len(table.running) == 8
+    assert table.num_waiting == 0
