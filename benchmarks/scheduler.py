@@ -42,7 +42,7 @@ class InstantWorld:
         self.left[group_id] -= 1
         if not self.left[group_id]:
             del self.left[group_id]
-            self.scheduler.closed(group_id)
+            self.scheduler.closed(group_id, ready=True)
             self.seen = replace(self.seen, ready=self.seen.ready + 1)
 
     def _carry_out(self, decision: object) -> None:

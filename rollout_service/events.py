@@ -24,9 +24,10 @@ class SampleEnded:
 
 @dataclass(frozen=True, slots=True)
 class GroupClosed:
-    """A group became READY or DROPPED."""
+    """A group became READY, or else DROPPED."""
 
     group_id: str
+    ready: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from buffer.interface import CursorMove, NewGroup, SampleBrief, SampleLease, Snapshot
+from buffer.interface import CursorMove, GroupBrief, NewGroup, SampleBrief, SampleLease, Snapshot
 from protocol.messages import RoundStatus
 from protocol.samples import Prompt
 from protocol.states import GroupState, SampleState
@@ -105,12 +105,13 @@ class RoundLoop:
         """The round that fills now."""
         if self.scheduler.phase is Phase.IDLE or self.snapshot is None:
             return None
+        seen = self._observe(self.snapshot)
         return RoundStatus(
             round=self.scheduler.round,
             started_s_ago=time.monotonic() - self.scheduler.round_started_s,
             target_groups=self.scheduler.target_groups(),
-            num_ready=self.scheduler.unspoken(self._observe(self.snapshot)),
-            num_must_finish=len(self.scheduler.table.must_finish),
+            num_ready=self.scheduler.unspoken(seen),
+            num_must_finish=self.scheduler.num_must_finish(seen),
         )
 
     async def run(self) -> None:
@@ -179,9 +180,9 @@ class RoundLoop:
             case SampleEnded(sample_id):
                 self._running.pop(sample_id, None)
                 self.scheduler.ended(sample_id)
-            case GroupClosed(group_id):
+            case GroupClosed(group_id, ready):
                 self._prompt_of.pop(group_id, None)
-                self.scheduler.closed(group_id)
+                self.scheduler.closed(group_id, ready)
             case InstallEnded():
                 self._evaluations.may_start.set()
                 self.scheduler.installed()
@@ -266,7 +267,12 @@ class RoundLoop:
     async def _restore(self) -> None:
         """Groups in flight come back as they are in the buffer; what finished unscored is scored now."""
         await self._policies.refresh()
-        groups = [g for g in await self._parts.buffer.open_groups() if g.state is GroupState.OPEN]
+        groups: list[GroupBrief] = []
+        for group in await self._parts.buffer.open_groups():
+            if group.state is GroupState.OPEN:
+                groups.append(group)
+            else:
+                self.scheduler.restored_ready(group.oldest_version)
         waiting: dict[str, list[SampleBrief]] = {g.group_id: [] for g in groups}
         unscored: list[SampleBrief] = []
         for sample in await self._parts.buffer.open_samples():

@@ -155,7 +155,7 @@ class SampleRunner:
         mailbox, sample_id = self._parts.mailbox, self._sample.sample_id
         mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
         if state in (GroupState.READY, GroupState.DROPPED):
-            mailbox.post(GroupClosed(self._sample.group_id))
+            mailbox.post(GroupClosed(self._sample.group_id, state is GroupState.READY))
         if isinstance(error, EngineDeadError):
             mailbox.post(EngineDied())
 
@@ -207,7 +207,7 @@ async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> No
     else:
         state = await parts.buffer.score(sample_id, reward, min_scored)
     if state in (GroupState.READY, GroupState.DROPPED):
-        parts.mailbox.post(GroupClosed(sample.group_id))
+        parts.mailbox.post(GroupClosed(sample.group_id, state is GroupState.READY))
 
 
 def scoring_task(

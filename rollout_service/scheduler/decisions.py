@@ -23,9 +23,9 @@ class Observation:
     """The world at one moment.
 
     `slots`: sequences that the engines can decode at once, less what evaluations hold. `ready`: READY groups, offered
-    ones included. `offered`: batches offered and not leased. `leased_untrained`: batches leased and not trained. `newest_version`/`newest_step`:
-    the newest published policy and the step it comes after. `pending_version`: a published version that waits to be
-    installed.
+    ones included. `offered`: batches offered and not leased. `leased_untrained`: batches leased and not trained.
+    `newest_version`/`newest_step`: the newest published policy and the step it comes after. `pending_version`: a
+    published version that waits to be installed.
     """
 
     now_s: float

@@ -1,13 +1,13 @@
-"""What the scheduler knows of the groups that are in flight.
+"""What the scheduler knows of the groups that are not leased yet.
 
-Always true: each sample of a known group is in exactly one of waiting, running and terminal; a group is forgotten when
-the buffer says that it is READY or DROPPED. `must_finish` holds the known groups whose oldest token would exceed the
-lag bound if they waited one batch more.
+Always true: each sample of a group in flight is in exactly one of waiting, running and ended; `ages` counts groups by
+the version of their oldest token, those in flight and those that are READY apart.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rollout_service.scheduler.deadlines import Ages
 from rollout_service.scheduler.queue import ResumeQueue
 
 
@@ -23,15 +23,14 @@ class TrackedGroup:
 
 
 class GroupTable:
-    """Groups and samples in flight."""
+    """Groups and samples in flight, and the ages of groups."""
 
     def __init__(self) -> None:
         self.groups: dict[str, TrackedGroup] = {}
         self.running: dict[str, None] = {}
-        self.must_finish: set[str] = set()
+        self.ages = Ages()
         self._group_of: dict[str, TrackedGroup] = {}
         self._queue = ResumeQueue()
-        self._threshold: int | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -40,21 +39,12 @@ class GroupTable:
 
     def add(self, group_id: str, seq: int, samples: Iterable[tuple[str, int]], oldest_version: int | None) -> None:
         """A group in flight and its samples that are not terminal, as (sample id, index), all waiting."""
-        group = TrackedGroup(group_id, seq, dict(samples), oldest_version)
+        group = TrackedGroup(group_id, seq, dict(samples))
         self.groups[group_id] = group
-        self._judge(group)
         for sample_id in group.samples:
             self._group_of[sample_id] = group
-            self._enqueue(group, sample_id)
-
-    def set_threshold(self, version: int) -> None:
-        """Groups whose oldest version is at most `version` must finish in this round."""
-        if version == self._threshold:
-            return
-        self._threshold = version
-        self.must_finish.clear()
-        for group in self.groups.values():
-            self._judge(group)
+            group.waiting.add(sample_id)
+        self._set_oldest(group, oldest_version)
 
     def take(self, count: int, active_version: int) -> tuple[str, ...]:
         """The next samples to run; they count as running from now on, written by `active_version`."""
@@ -65,8 +55,7 @@ class GroupTable:
         for sample_id in taken:
             group = self._group_of[sample_id]
             if group.oldest_version is None or active_version < group.oldest_version:
-                group.oldest_version = active_version
-                self._judge(group)
+                self._set_oldest(group, active_version)
         return taken
 
     def park(self, sample_id: str) -> None:
@@ -74,31 +63,30 @@ class GroupTable:
         self.running.pop(sample_id, None)
         group = self._group_of.get(sample_id)
         if group is not None:
-            self._enqueue(group, sample_id)
+            group.waiting.add(sample_id)
+            self._queue.push(sample_id, group.oldest_version, group.seq, group.samples[sample_id])
 
     def end(self, sample_id: str) -> None:
-        """A running sample ended; it needs no slot any more, its group stays until it is forgotten."""
+        """A running sample ended; it needs no slot any more, its group stays until it is closed."""
         self.running.pop(sample_id, None)
 
-    def forget(self, group_id: str) -> None:
-        """The group is READY or DROPPED."""
+    def close(self, group_id: str, ready: bool) -> None:
+        """The group is READY, or DROPPED."""
         group = self.groups.pop(group_id, None)
-        self.must_finish.discard(group_id)
-        for sample_id in group.samples if group else ():
+        if group is None:
+            return
+        for sample_id in group.samples:
             self._queue.discard(sample_id)
             self.running.pop(sample_id, None)
             self._group_of.pop(sample_id, None)
+        self.ages.leave_flight(group.oldest_version)
+        if ready:
+            self.ages.add_ready(group.oldest_version)
 
-    def _enqueue(self, group: TrackedGroup, sample_id: str) -> None:
-        group.waiting.add(sample_id)
-        urgent = group.group_id in self.must_finish
-        self._queue.push(sample_id, group.oldest_version, group.seq, group.samples[sample_id], urgent)
-
-    def _judge(self, group: TrackedGroup) -> None:
-        oldest = group.oldest_version
-        if self._threshold is None or oldest is None or oldest > self._threshold:
-            return
-        if group.group_id not in self.must_finish:
-            self.must_finish.add(group.group_id)
-            for sample_id in list(group.waiting):
-                self._enqueue(group, sample_id)
+    def _set_oldest(self, group: TrackedGroup, version: int | None) -> None:
+        if group.group_id in self.groups:
+            self.ages.leave_flight(group.oldest_version)
+        group.oldest_version = version
+        self.ages.enter_flight(version)
+        for sample_id in group.waiting:
+            self._queue.push(sample_id, version, group.seq, group.samples[sample_id])

@@ -1,22 +1,14 @@
 """The order in which waiting samples run.
 
-Always true: a waiting sample is in the queue once; what is popped is the most urgent. Urgent ones (of must-finish
-groups) come first, then parked ones by their group's oldest version, then new ones; ties go to the group admitted
-first. Each operation costs O(log n).
+Always true: a waiting sample is in the queue once. Samples of the group with the oldest tokens come first, those of
+groups without a token last; ties go to the group admitted first. Each operation costs O(log n).
 """
 
 import heapq
-from dataclasses import dataclass
 
 NEVER = 1 << 62  # sorts behind every version
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Key:
-    not_urgent: bool
-    oldest_version: int
-    group_seq: int
-    index: int
+_Key = tuple[int, int, int]  # oldest version, order of admission, index
 
 
 class ResumeQueue:
@@ -30,15 +22,12 @@ class ResumeQueue:
         """Waiting samples."""
         return len(self._keys)
 
-    def __contains__(self, sample_id: str) -> bool:
-        """Whether this sample waits."""
-        return sample_id in self._keys
-
-    def push(self, sample_id: str, oldest_version: int | None, group_seq: int, index: int, urgent: bool) -> None:
+    def push(self, sample_id: str, oldest_version: int | None, group_seq: int, index: int) -> None:
         """Add a sample, or change its place."""
-        key = _Key(not urgent, NEVER if oldest_version is None else oldest_version, group_seq, index)
-        self._keys[sample_id] = key
-        heapq.heappush(self._heap, (key, sample_id))
+        key = (NEVER if oldest_version is None else oldest_version, group_seq, index)
+        if self._keys.get(sample_id) != key:
+            self._keys[sample_id] = key
+            heapq.heappush(self._heap, (key, sample_id))
 
     def discard(self, sample_id: str) -> None:
         """Take a sample out, if it is in."""

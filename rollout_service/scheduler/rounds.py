@@ -5,7 +5,7 @@ Always true:
   simulated engine and inside the simulator;
 - what it decided counts as done at once, so deciding twice in a row decides nothing twice; the caller carries out every
   decision and reports what came of it;
-- at most one round fills at a time, and it ends when N groups are READY and no must-finish group is in flight;
+- at most one round fills at a time, and it ends when N groups are READY and none in flight must finish before;
 - round r fills the batch of step r;
 - nothing starts while a policy is being installed or stragglers are being parked;
 - a new group is admitted only if it can be trained within `max_lag` versions even when it is consumed last.
@@ -74,9 +74,13 @@ class RoundScheduler:
         self._parking.discard(sample_id)
         self.table.end(sample_id)
 
-    def closed(self, group_id: str) -> None:
-        """A group in flight became READY or DROPPED."""
-        self.table.forget(group_id)
+    def restored_ready(self, oldest_version: int | None) -> None:
+        """A READY group that the buffer held when the service started."""
+        self.table.ages.add_ready(oldest_version)
+
+    def closed(self, group_id: str, ready: bool) -> None:
+        """A group in flight became READY, or else DROPPED."""
+        self.table.close(group_id, ready)
 
     def installed(self) -> None:
         """An install is over, whether it succeeded or not."""
@@ -90,6 +94,7 @@ class RoundScheduler:
 
     def decide(self, seen: Observation) -> list[Decision]:
         """What to do now. Calling it again without news gives an empty list."""
+        self.table.ages.keep_ready(seen.ready)
         if self._installing is not None or self._parking:
             return self._wait("a policy install" if self._installing is not None else "stragglers to be parked")
         if self.phase is Phase.OFFERING:
@@ -98,7 +103,6 @@ class RoundScheduler:
             return self._halt(seen, "the operator: generation is paused")
         if self.phase is Phase.IDLE:
             return self._between_rounds(seen)
-        self.table.set_threshold(self._threshold(seen))
         if self.phase is Phase.CUTTING or self._is_full(seen):
             return self._end_round(seen)
         if self._lag_wait(seen):
@@ -113,6 +117,11 @@ class RoundScheduler:
         """READY groups that no offered batch takes: at the start of a round, the surplus."""
         return seen.ready - seen.offered * self.limits.batch_groups
 
+    def num_must_finish(self, seen: Observation) -> int:
+        """Groups in flight that must finish before this round's batch may be offered."""
+        limits = self.limits
+        return self.table.ages.num_blocking(seen.fill_version, limits.max_lag, limits.batch_groups, seen.offered + 1)
+
     def _between_rounds(self, seen: Observation) -> list[Decision]:
         if seen.pending_version is not None:
             return self._install(seen, seen.pending_version)
@@ -123,7 +132,6 @@ class RoundScheduler:
             return self._wait(*waits)
         self.phase, self.round = Phase.FILLING, seen.last_leased_step + seen.offered + 1
         self.round_started_s = seen.now_s
-        self.table.set_threshold(self._threshold(seen))
         begun: list[Decision] = [BeginRound(self.round, self.target_groups())]
         return begun + self.decide(seen)
 
@@ -165,7 +173,7 @@ class RoundScheduler:
         return self._wait(*why)
 
     def _is_full(self, seen: Observation) -> bool:
-        return self.unspoken(seen) >= self.limits.batch_groups and not self.table.must_finish
+        return self.unspoken(seen) >= self.limits.batch_groups and not self.num_must_finish(seen)
 
     def _end_round(self, seen: Observation) -> list[Decision]:
         if self.table.running and not self._may_run_on(seen):
@@ -207,12 +215,9 @@ class RoundScheduler:
     def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
         missing = self.limits.batch_groups - self.unspoken(seen)
         waits = [f"{missing} of {self.limits.batch_groups} groups to be ready"] if missing > 0 else []
-        if self.table.must_finish:
-            waits.append(f"{len(self.table.must_finish)} groups that must finish to keep max_lag")
+        if missing <= 0:
+            waits.append(f"{self.num_must_finish(seen)} groups that must finish to keep max_lag")
         return tuple(waits)
-
-    def _threshold(self, seen: Observation) -> int:
-        return seen.fill_version - self.limits.max_lag
 
     def _park_running(self, cut: bool) -> list[Decision]:
         samples = tuple(self.table.running)

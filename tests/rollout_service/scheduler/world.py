@@ -127,14 +127,14 @@ class World:
         if all(s.done for s in group.samples):
             self.ready_seq += 1
             group.ready_seq = self.ready_seq
-            self.scheduler.closed(group.group_id)
+            self.scheduler.closed(group.group_id, ready=True)
             self.see(ready=self.seen.ready + 1)
 
     def drop(self, group_id: str) -> None:
         """A filter drops a group in flight."""
         del self.groups[group_id]
         self.dropped += 1
-        self.scheduler.closed(group_id)
+        self.scheduler.closed(group_id, ready=False)
         self.act()
 
     def lease(self) -> bool:
