@@ -28,12 +28,14 @@ THREADS = {"OMP_NUM_THREADS": "1"}  # service and trainer share the machine: one
 def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | None) -> DemoSummary:
     """Run the whole loop and report. Raises AprilError with the end of the log of the process that failed."""
     from deploy.demo.base_policy import default_cache_dir, make_base_policy
+    from deploy.demo.progress import reporting
 
     started_s = time.monotonic()
     run_dir = (run_dir or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     with as_file(files("deploy.demo") / "demo.toml") as run_toml, ExitStack() as stack:
         seed = load_settings(run_toml, [f"--run.dir={run_dir}", *overrides]).run.seed
-        policy = make_base_policy(default_cache_dir(), seed)
+        with reporting("base policy") as progress:
+            policy = make_base_policy(default_cache_dir(), seed, progress)
         redis = EmbeddedRedis(run_dir / "redis")
         redis.start()
         stack.callback(redis.stop)

@@ -39,7 +39,8 @@ class DataSettings(Section):
     reasoning_gym: list[ReasoningGymTask] = Field(default_factory=list)
     """A mixture of reasoning-gym generators instead of files."""
     source: str | None = None
-    """`module:function` that is called with these settings and returns (train, validation) lists of rows, instead of files."""
+    """`module:function` that is called with the run's settings and returns (training rows, held-out rows), instead of
+    files; see docs/data.md."""
     num_train_prompts: int = Field(default=10_000, ge=1)
     """Generated prompts an epoch (generators and `source` only)."""
     num_val_prompts: int = Field(default=256, ge=1)
