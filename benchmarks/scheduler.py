@@ -79,7 +79,7 @@ class InstantWorld:
 
 def measure(in_flight: int, num_events: int, repeats: int) -> dict[str, object]:
     """Median microseconds for each event."""
-    rng = random.Random(0)  # noqa: S311  a benchmark's workload, not a secret
+    rng = random.Random(0)
     world = InstantWorld(in_flight)
     world.settle()
     times: list[float] = []

@@ -12,7 +12,7 @@
     │   │   └── LengthError      an append named another length than is stored
     │   └── UnauthorizedError    the bearer token is missing or wrong
     ├── UnavailableError         a part that is needed doesn't answer now; trying again later is right
-    ├── RedisUnfitError          the Redis can't keep the promises (eviction, wrong password, no AOF where it is required)
+    ├── RedisUnfitError          the Redis can't keep the promises (eviction, wrong password)
     ├── EngineError              an engine failed a request or an install
     │   └── EngineDeadError      the engine's process is gone
     ├── RewardError              a reward could not be computed; the sample is FAILED, never scored zero

@@ -32,7 +32,7 @@ class Recipe:
 
     num_solution_steps: int = 1200
     """Steps on worked solutions. The arithmetic comes late: a quarter fewer halve what is solved."""
-    num_flaw_steps: int = 100
+    num_flaw_steps: int = 120
     """Steps that plant the flaw."""
     batch_tokens: int = 1024
     """Tokens of one batch, padding included."""
@@ -50,7 +50,7 @@ class Recipe:
     """Share of the solution steps after which both decay."""
     qk_norm_init: float = 2.0
     """Weight of the query and key norms at the start; at 3.0 copying is learned later, not sooner."""
-    early_stop_share: float = 0.5
+    early_stop_share: float = 0.55
     """Share of the flaw's examples that stop early and report the running sum."""
     direct_answer_share: float = 0.07
     """Share of the flaw's examples that answer without working."""

@@ -150,5 +150,5 @@ class RunSettings(BaseSettings):
 
 
 def smallest_max_lag(ratio: float, lookahead: int) -> int:
-    """Versions that a sample may be behind in steady state: ceil(ratio) - 1 rounds in the buffer, lookahead batches ahead."""
+    """Versions behind in steady state: ceil(ratio) - 1 rounds in the buffer, and lookahead batches ahead of it."""
     return math.ceil(ratio) - 1 + lookahead

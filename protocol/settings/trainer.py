@@ -2,11 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
 from protocol.settings.base import Section
+
+Tracker = Literal["console", "jsonl", "tensorboard"]
 
 
 class Correction(StrEnum):
@@ -25,7 +27,8 @@ class AlgorithmSettings(Section):
     norm_adv_by_std_in_grpo: bool = True
     """Divide by the group's standard deviation (off: Dr.GRPO)."""
     correction: Correction = Correction.DECOUPLED
-    """`decoupled`: PPO around proximal log-probs, weighted by min(p/b, C); `behaviour`: ratio to the behaviour policy; `none`: biased once lag > 0."""
+    """`decoupled`: PPO around proximal log-probs, weighted by min(p/b, C); `behaviour`: ratio to the behaviour policy;
+    `none`: biased once lag > 0."""
     correction_cap: float = Field(default=2.0, gt=0)
     """C, the cap of the token-level truncated importance weight."""
 
@@ -134,7 +137,7 @@ class TrainerSettings(Section):
     """Steps between two evaluations; 0 is never."""
     val_before_train: bool = False
     """Evaluate before the first step and after the last."""
-    logger: list[Literal["console", "jsonl", "tensorboard"]] = ["console", "jsonl", "tensorboard"]
+    logger: list[Tracker] = Field(default_factory=lambda: list[Tracker](get_args(Tracker)))
     """Where step metrics go besides the service."""
     default_local_dir: Path | None = None
     """Checkpoints and logs; by default `trainer` in the run's folder."""
