@@ -38,7 +38,7 @@ class RolloutSettings(Section):
     ratio: float = Field(default=2.0, ge=1.0)
     """Over-provisioning N'/N, counted in groups. 1 starts only what the batch needs."""
     lookahead: int = Field(default=1, ge=0)
-    """Batches that may be offered or leased but not yet trained when a round starts; 0 is the paper's synchronous form."""
+    """Batches that may be offered or leased but untrained when a round starts; 0 is the paper's synchronous form."""
     max_lag: int = Field(default=4, ge=0)
     """No trained token is older than this many policy versions."""
     cut: Cut = Cut.ABORT
@@ -92,7 +92,7 @@ class EngineSettings(Section):
     max_num_seqs: int = Field(default=64, ge=1)
     """Slots of one replica: sequences it decodes at once."""
     dtype: str = "auto"
-    """Dtype of the weights in the engine. `auto`: float32 on CPU (bfloat16 is too noisy there), the model's own on GPU."""
+    """Dtype of the engine's weights. `auto`: float32 on CPU (bfloat16 is too noisy there), the model's own on GPU."""
     max_model_len: int | None = None
     """Context length; by default prompt and response length together."""
     kv_cache_memory_bytes: int | None = None
