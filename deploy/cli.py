@@ -71,6 +71,9 @@ def train(run_toml: Path, overrides: tuple[str, ...], dry_run: bool, nproc: int)
             return
         if nproc > 1:
             sys.exit(_launch_ranks(nproc, run_toml, overrides))
+        from trainer.threads import wait_passively
+
+        wait_passively()
         from trainer.main import train as run_training
 
         configure_logging()

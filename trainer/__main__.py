@@ -18,6 +18,9 @@ def main(words: list[str]) -> int:
         return 2
     try:
         settings = load_settings(Path(words[0]), words[1:])
+        from trainer.threads import wait_passively
+
+        wait_passively()
         from trainer.main import train
 
         train(settings)

@@ -59,6 +59,8 @@ def child_environment(settings: RunSettings, on_cpu: bool, eager: bool) -> Gener
     if on_cpu:
         num_threads = settings.engine.num_threads or num_usable_cores()
         changes["OMP_NUM_THREADS"] = str(num_threads)
+        # Threads that spin at a barrier while a trainer has their core make decoding several times slower.
+        changes["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         # Only vLLM's multi-process executor reads it; without it that one would bind itself to one core.
         changes["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     before = {name: os.environ.get(name) for name in changes}
