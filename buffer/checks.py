@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from buffer.interface import NewGroup
+from buffer.interface import Limits, NewGroup
 from buffer.keys import MAX_GROUP_SAMPLES
-from protocol.errors import ConflictError, RequestError
+from protocol.errors import ConflictError, RequestError, UnavailableError
 
 
 def check_sizes(groups: Sequence[NewGroup]) -> None:
@@ -29,3 +29,18 @@ def check_batch_size(num_groups: int) -> None:
 def lease_ms(lease_s: float) -> int:
     """A lease in the milliseconds that it is kept in."""
     return round(lease_s * 1000)
+
+
+def check_room(groups: Sequence[NewGroup], limits: Limits, held_groups: int, held_bytes: int) -> None:
+    """Refuse an admission that would hold more than the limits."""
+    num_bytes = sum(group.num_samples for group in groups) * limits.sample_bytes
+    if groups and held_groups + len(groups) > limits.max_groups:
+        raise UnavailableError(
+            f"{held_groups} groups are not trained yet, {len(groups)} more would pass "
+            f"buffer.max_groups = {limits.max_groups}: train a step first, or raise it"
+        )
+    if limits.max_bytes and num_bytes and held_bytes + num_bytes > limits.max_bytes:
+        raise UnavailableError(
+            f"{held_bytes} bytes are held by groups that are not trained yet, {num_bytes} more would pass "
+            f"buffer.max_bytes = {limits.max_bytes}: train a step first, or raise it"
+        )

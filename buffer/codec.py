@@ -20,6 +20,7 @@ from protocol.states import DropReason, FailReason, FinishReason, GroupState, Sa
 PIECE_HEADER = struct.Struct("<IiIB")
 TOKEN_DTYPE = np.dtype("<i4")
 LOGPROB_DTYPE = np.dtype("<f4")
+BYTES_PER_TOKEN = TOKEN_DTYPE.itemsize + LOGPROB_DTYPE.itemsize
 
 Record = Mapping[bytes, bytes]
 
@@ -35,7 +36,7 @@ def decode_piece(data: bytes) -> Segment:
     if len(data) < PIECE_HEADER.size:
         raise DataError("a stored piece has no whole header: run `april buffer verify`")
     start, version, count, kv_kept = PIECE_HEADER.unpack_from(data)
-    if len(data) != PIECE_HEADER.size + count * (TOKEN_DTYPE.itemsize + LOGPROB_DTYPE.itemsize):
+    if len(data) != PIECE_HEADER.size + count * BYTES_PER_TOKEN:
         raise DataError(f"a stored piece of {count} tokens has {len(data)} bytes: run `april buffer verify`")
     tokens = np.frombuffer(data, TOKEN_DTYPE, count, PIECE_HEADER.size)
     logprobs = np.frombuffer(data, LOGPROB_DTYPE, count, PIECE_HEADER.size + tokens.nbytes)

@@ -11,14 +11,17 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
+from buffer.cluster import ClusterNodes
 from buffer.keys import Keys
-from buffer.scripts import Store
-from protocol.errors import RedisUnfitError, SettingsError, UnavailableError
+from buffer.link import Finder, Link, SingleServer
+from buffer.scripts import WITHDRAWN, Store
+from protocol.errors import NotFoundError, RedisUnfitError, SettingsError, UnavailableError
 
-SCHEMA_VERSION = 1  # of keys and bytes; raised by every change that an older release could not read
+SCHEMA_VERSION = 2  # of keys and bytes; raised by every change that an older release could not read
 MIN_REDIS_VERSION = (7, 0)  # the first whose scripts carry flags: what drains the buffer works when memory is full
 CONNECT_TIMEOUT_S = 5.0  # a Redis that does not accept within this is away
-ANSWER_TIMEOUT_S = 30.0  # longer than the slowest transition (an ack of thousands of groups) by two orders
+ANSWER_TIMEOUT_S = 10.0  # longer than any transition by two orders; shorter than a lease, so a dead peer costs none
+HEALTH_CHECK_S = 15.0  # a connection that was idle for longer is pinged before it is used
 POOL_TIMEOUT_S = 60.0  # waiting for a free connection is back-pressure, not a fault
 
 _LOG = logging.getLogger(__name__)
@@ -27,7 +30,9 @@ POLICY_0 = json.dumps({"step": 0, "trainer_epoch": 0, "path": ""})
 
 def open_client(url: str, password: str | None, username: str | None, max_connections: int) -> Redis:
     """A client that never sends a command twice by itself: only the caller knows what may be repeated."""
-    given = {"password": password, "username": username}
+    given: dict[str, Any] = {"password": password, "username": username}
+    if not url.startswith("unix"):
+        given["socket_keepalive"] = True
     try:
         pool = BlockingConnectionPool.from_url(
             url,
@@ -35,6 +40,7 @@ def open_client(url: str, password: str | None, username: str | None, max_connec
             timeout=POOL_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
             socket_timeout=ANSWER_TIMEOUT_S,
+            health_check_interval=HEALTH_CHECK_S,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
             **{name: value for name, value in given.items() if value is not None},
@@ -46,19 +52,46 @@ def open_client(url: str, password: str | None, username: str | None, max_connec
     return Redis(connection_pool=pool)
 
 
-async def connect_store(client: Redis, keys: Keys, url: str) -> Store:
-    """Check that the Redis is fit and the run's data readable; raises RedisUnfitError or UnavailableError."""
-    await _check_reachable(client, url)
+def open_link(
+    url: str, password: str | None, username: str | None, max_connections: int, cluster: bool, keys: Keys
+) -> Link:
+    """The way to the run's Redis; nothing is connected yet. Raises SettingsError for an address that can't be used."""
+
+    def client(address: str) -> Redis:
+        return open_client(address, password, username, max_connections)
+
+    finder: Finder = ClusterNodes(url, password, username, client) if cluster else SingleServer(client(url))
+    return Link(finder, keys)
+
+
+async def check_server(link: Link, url: str, wait_aof: bool) -> None:
+    """Check that the Redis is fit; raises RedisUnfitError or UnavailableError. The link waits for the AOF if it can."""
+    client = await _reach(link, url)
     memory = await _info(client, "memory")
+    append_only = (await _info(client, "persistence")).get("aof_enabled") == 1
     check_fitness(
         shown(url),
         version=str((await _info(client, "server")).get("redis_version", "0")),
         policy=str(memory.get("maxmemory_policy", "noeviction")),
-        append_only=(await _info(client, "persistence")).get("aof_enabled") == 1,
+        append_only=append_only,
     )
-    store = Store(client, keys)
+    link.wait_aof = wait_aof and append_only and await _waits_for_aof(client, shown(url))
+
+
+async def make_run(store: Store) -> None:
+    """Make the run if it isn't there; raises RedisUnfitError if its data is of another schema."""
     await store.run("initialise", [], [SCHEMA_VERSION, POLICY_0])
-    return store
+
+
+async def check_run(store: Store) -> None:
+    """Raise NotFoundError if the run isn't there, RedisUnfitError if its data is of another schema; writes nothing."""
+    schema = await store.one("HGET", store.keys.named("meta"), "schema")
+    if schema is None:
+        raise NotFoundError(
+            f"there is no run {store.keys.run} with the prefix {store.keys.namespace} in this Redis: see run.name, "
+            "buffer.namespace and buffer.url"
+        )
+    await make_run(store)
 
 
 def check_fitness(where: str, version: str, policy: str, append_only: bool) -> None:
@@ -83,9 +116,13 @@ def shown(url: str) -> str:
     return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
 
 
-async def _check_reachable(client: Redis, url: str) -> None:
-    try:
+async def _reach(link: Link, url: str) -> Redis:
+    async def ping(client: Redis) -> Redis:
         await client.execute_command("PING")
+        return client
+
+    try:
+        return await link.use(ping)
     except AuthenticationError as error:
         raise RedisUnfitError(
             f"Redis at {shown(url)} refuses the password or user ({error}): set APRIL_BUFFER__PASSWORD"
@@ -107,3 +144,14 @@ async def _info(client: Redis, section: str) -> dict[str, Any]:
         raise RedisUnfitError(f"the Redis user may not run INFO ({error}): allow +info") from error
     except (RedisError, OSError) as error:
         raise UnavailableError(f"Redis stopped answering ({error}): start it again") from error
+
+
+async def _waits_for_aof(client: Redis, where: str) -> bool:
+    try:
+        await client.execute_command("WAITAOF", 0, 0, 1)
+    except ResponseError as error:
+        _LOG.warning("Redis at %s can't wait for its AOF (%s): %s; use Redis 7.2 or newer", where, error, WITHDRAWN)
+        return False
+    except (RedisError, OSError) as error:
+        raise UnavailableError(f"Redis stopped answering ({error}): start it again") from error
+    return True

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from buffer.checks import check_batch_size
 from buffer.interface import BatchLease, OpenedTrainer
-from buffer.scripts import Arg, Call, Store
+from buffer.scripts import Arg, Call, Store, new_nonce
 
 
 class Delivery:
@@ -16,9 +16,9 @@ class Delivery:
         self._keys = store.keys
 
     async def offer(self, num_groups: int) -> bool:
-        """See `ContinuationBuffer.offer`. The only transition that a second call makes twice: read `offered` first."""
+        """See `ContinuationBuffer.offer`."""
         check_batch_size(num_groups)
-        (offered,) = await self._store.transition("offer", [], [num_groups])
+        (offered,) = await self._store.transition("offer", [], [new_nonce(), num_groups])
         return offered == 1
 
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
@@ -27,6 +27,7 @@ class Delivery:
         reply = await self._store.transition("lease_batch", [], [trainer_epoch, step, num_groups])
         if not reply:
             return None
+        await self._store.sync()
         lease, sha256, trained_step = reply
         return decode_lease(step, lease, sha256 or None, trained_step)
 
@@ -46,6 +47,7 @@ class Delivery:
     async def ack(self, step: int, trainer_epoch: int) -> list[BatchLease]:
         """See `ContinuationBuffer.ack`."""
         _, released = await self._release("ack", step, lambda durable, _: [trainer_epoch, step, durable])
+        await self._store.sync()
         return released
 
     async def open_trainer(self, durable_step: int) -> OpenedTrainer:
@@ -53,9 +55,11 @@ class Delivery:
 
         A checkpoint that is ahead of the run (the Redis was lost, the checkpoint was not) moves the run's steps on.
         """
+        nonce = new_nonce()
         reply, released = await self._release(
-            "open_trainer", durable_step, lambda durable, leased: [durable_step, durable, leased]
+            "open_trainer", durable_step, lambda durable, leased: [nonce, durable_step, durable, leased]
         )
+        await self._store.sync()
         return OpenedTrainer(reply[0], durable_step, tuple(released))
 
     async def batch_leases(self) -> list[BatchLease]:

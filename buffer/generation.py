@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from buffer.checks import check_distinct, check_sizes, lease_ms
 from buffer.codec import encode_origin, encode_prompt, encode_reward, piece_args
-from buffer.interface import CursorMove, NewGroup, SampleLease
+from buffer.interface import CursorMove, Limits, NewGroup, SampleLease
 from buffer.keys import group_id_of, new_group, sample_id_of, split_sample_id
-from buffer.scripts import Call, Store
+from buffer.scripts import Call, Store, new_nonce
 from protocol.samples import Group, Reward, Segment
 from protocol.states import DropReason, FailReason, FinishReason, GroupState
 
@@ -20,15 +20,16 @@ ORPHANS_A_CALL = 1000  # keeps one script under some milliseconds; claiming goes
 class Generation:
     """Admission, running, scoring and dropping."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self._keys = store.keys
+        self._limits = limits
 
     async def claim_service(self, service_id: str) -> int:
         """Raise the epoch, which fences every older service; then set aside what ran under it."""
         store = self._store
-        (epoch,) = await store.run("claim_service", [], [service_id])
-        store.service_epoch = epoch
+        (epoch,) = await store.run("claim_service", [], [service_id, new_nonce()])
+        store.link.service_epoch = epoch
         running = [i.decode() for i in await store.one("ZRANGE", self._keys.named("running"), 0, -1)]
         for first in range(0, len(running), ORPHANS_A_CALL):
             ids = running[first : first + ORPHANS_A_CALL]
@@ -38,6 +39,8 @@ class Generation:
     async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
         """See `ContinuationBuffer.admit`."""
         check_sizes(groups)
+        limits = (self._limits.max_groups, self._limits.max_bytes, self._limits.sample_bytes)
+        nonce = new_nonce()
         texts = [(g.num_samples, encode_prompt(g.prompt), encode_origin(g.prompt)) for g in groups]
         first = 0
 
@@ -49,7 +52,8 @@ class Generation:
                 group_id = group_id_of(seq)
                 keys.append(self._keys.group(group_id))
                 keys += [self._keys.sample(sample_id_of(group_id, i)) for i in range(group.num_samples)]
-            return keys, [first, version, cursor.before, cursor.after, *(arg for text in texts for arg in text)]
+            fixed = [nonce, first, version, cursor.before, cursor.after, *limits]
+            return keys, [*fixed, *(arg for text in texts for arg in text)]
 
         await self._store.transition_on_read("admit", read)
         return [new_group(seq, group, version) for seq, group in enumerate(groups, first)]
@@ -60,7 +64,8 @@ class Generation:
         if not sample_ids:
             return []
         keys = [self._keys.sample(i) for i in sample_ids]
-        attempts = await self._store.transition("start", keys, [worker, lease_ms(lease_s), *sample_ids])
+        args = [new_nonce(), worker, lease_ms(lease_s), *sample_ids]
+        attempts = await self._store.transition("start", keys, args)
         return [SampleLease(i, worker, attempt) for i, attempt in zip(sample_ids, attempts, strict=True)]
 
     async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
@@ -71,6 +76,15 @@ class Generation:
         keys = [self._keys.sample(lease.sample_id) for lease in leases]
         lost = await self._store.transition("renew", keys, [lease_ms(lease_s), *args])
         return [leases[i] for i in lost]
+
+    async def park_expired(self, limit: int) -> list[str]:
+        """See `ContinuationBuffer.park_expired`; the script looks at the clock, here only at which are next."""
+        if limit < 1:
+            return []
+        running = [i.decode() for i in await self._store.one("ZRANGE", self._keys.named("running"), 0, limit - 1)]
+        keys = [self._keys.sample(i) for i in running]
+        parked = await self._store.transition("park_expired", keys, [new_nonce(), *running])
+        return [i.decode() for i in parked]
 
     async def append(self, lease: SampleLease, piece: Segment) -> None:
         """See `ContinuationBuffer.append`."""
@@ -110,7 +124,7 @@ class Generation:
     async def _settle(self, name: str, sample_id: str, *more: str | int) -> str:
         group_id, index = split_sample_id(sample_id)
         keys = await self._keys_of_group(group_id, index + 1)
-        (state,) = await self._store.transition(name, keys, [group_id, index, sample_id, *more])
+        (state,) = await self._store.transition(name, keys, [new_nonce(), group_id, index, sample_id, *more])
         return state.decode().partition(":")[0]
 
     async def _keys_of_group(self, group_id: str, at_least: int) -> list[str]:

@@ -20,6 +20,8 @@ from protocol.messages import Ledger, Policy, PolicyState, SettingsChange
 from protocol.samples import Group, Prompt, Reward, Sample, Segment
 from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
 
+NO_CAP = 2**53  # more groups than a run can number
+
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
@@ -38,6 +40,27 @@ class CursorMove:
 
     before: str
     after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an admission may not pass: groups that aren't trained yet, and the bytes that their samples may need.
+
+    `max_bytes` 0 is no cap. `sample_bytes` is what a sample's tokens take at the most, reserved at its admission, so
+    that an admitted sample can always grow.
+    """
+
+    max_groups: int = NO_CAP
+    max_bytes: int = 0
+    sample_bytes: int = 0
+
+    def room(self, snapshot: "Snapshot", num_samples: int) -> int:
+        """How many groups of `num_samples` may be admitted now."""
+        groups = self.max_groups - snapshot.held_groups
+        needed = num_samples * self.sample_bytes
+        if self.max_bytes and needed:
+            groups = min(groups, (self.max_bytes - snapshot.held_bytes) // needed)
+        return max(groups, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +84,7 @@ class SampleBrief:
     oldest_version: int | None
     num_resumes: int
     num_failures: int
+    num_expiries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,11 @@ class OpenedTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Counts of everything, read in one go. `outstanding` = offered + leased but not trained batches."""
+    """Counts of everything, read in one go. `outstanding` = offered + leased but not trained batches.
+
+    `held_groups` and `held_bytes` count what is admitted and neither trained nor dropped: groups, and the bytes that
+    their samples may need at the worst (`Limits.sample_bytes` each, as it was when they were admitted).
+    """
 
     ledger: Ledger
     samples: Mapping[SampleState, int]
@@ -115,6 +143,8 @@ class Snapshot:
     newest_version: int
     cursor: str
     counters: Mapping[str, int]
+    held_groups: int = 0
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +157,16 @@ class Recount:
 
 
 class ContinuationBuffer(Protocol):
-    """One run's buffer. Raises `UnavailableError` when the store doesn't answer."""
+    """One run's buffer. Raises `UnavailableError` when the store doesn't answer and patience, if any, has run out."""
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when calls wait for the store, of this object and of its views, in seconds since the epoch; or None."""
+        ...
+
+    def impatient(self) -> "ContinuationBuffer":
+        """A view with the same epochs that doesn't wait for a store that doesn't answer. Closing it does nothing."""
+        ...
 
     # Owners
 
@@ -150,7 +189,10 @@ class ContinuationBuffer(Protocol):
     # Generation
 
     async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
-        """Admit groups (OPEN, their samples QUEUED) and move the data cursor, all in one transaction."""
+        """Admit groups (OPEN, their samples QUEUED) and move the data cursor, all in one transaction.
+
+        Raises UnavailableError, at once and with nothing admitted, if they would pass the buffer's `Limits`.
+        """
         ...
 
     async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
@@ -158,7 +200,15 @@ class ContinuationBuffer(Protocol):
         ...
 
     async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
-        """Renew the leases of running samples; returns those that were lost."""
+        """Renew the leases of running samples, expired or not; returns those that were lost."""
+        ...
+
+    async def park_expired(self, limit: int) -> list[str]:
+        """RUNNING → PARKED (QUEUED without a token) for at most `limit` samples whose lease expired.
+
+        By the store's clock; counted as `leases_expired`, and in the sample as `num_expiries`. What the owner sends
+        afterwards is refused. Returns the ids.
+        """
         ...
 
     async def append(self, lease: SampleLease, piece: Segment) -> None:

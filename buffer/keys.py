@@ -27,6 +27,9 @@ RUN_KEYS = (
     "tombstone_order",
     "policies",
     "changes",
+    "sizes",
+    "repeats",
+    "repeat_order",
     *(state.value for state in SampleState),
 )
 MAX_GROUP_SAMPLES = 999  # what fits into the three digits of a sample's index

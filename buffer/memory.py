@@ -4,14 +4,14 @@ Always true: it does what the one on Redis does, which the contract tests and a 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from buffer.checks import check_batch_size, check_distinct, check_sizes, lease_ms
+from buffer.checks import check_distinct, check_room, check_sizes, lease_ms
 from buffer.codec import decode_prompt, decode_reward, encode_prompt, encode_reward, piece_args
 from buffer.interface import (
     BatchLease,
     CursorMove,
     GroupBrief,
+    Limits,
     NewGroup,
     OpenedTrainer,
     Recount,
@@ -20,8 +20,9 @@ from buffer.interface import (
     Snapshot,
 )
 from buffer.keys import new_group, split_sample_id
+from buffer.memory_delivery import MemoryDelivery
 from buffer.memory_reading import MemoryReading
-from buffer.memory_store import KEPT_CHANGES, KEPT_POLICIES, GroupRecord, MemoryStore, SampleRecord
+from buffer.memory_store import KEPT_CHANGES, GroupRecord, MemoryStore, SampleRecord
 from protocol.errors import ConflictError, NotFoundError, TransitionError
 from protocol.messages import Policy, PolicyState, SettingsChange
 from protocol.samples import Group, Reward, Sample, Segment
@@ -31,10 +32,21 @@ from protocol.states import DropReason, FailReason, FinishReason, GroupState, Sa
 class MemoryBuffer:
     """A `ContinuationBuffer` over a `MemoryStore`; share the store to have several services of one run."""
 
-    def __init__(self, store: MemoryStore | None = None) -> None:
+    def __init__(self, store: MemoryStore | None = None, limits: Limits | None = None) -> None:
         self.store = MemoryStore() if store is None else store
+        self._limits = limits or Limits()
         self._reading = MemoryReading(self.store)
+        self._delivery = MemoryDelivery(self.store, self._owned)
         self._service_epoch = 0
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Nothing here is ever waited for."""
+        return None
+
+    def impatient(self) -> "MemoryBuffer":
+        """This buffer, which never waits."""
+        return self
 
     # Owners
 
@@ -49,18 +61,8 @@ class MemoryBuffer:
         return self._service_epoch
 
     async def open_trainer(self, durable_step: int) -> OpenedTrainer:
-        """See `ContinuationBuffer.open_trainer`; a checkpoint ahead of the run moves the run's steps on."""
-        store = self._owned()
-        if durable_step < store.durable_step:
-            raise ConflictError(
-                f"steps up to {store.durable_step} are acknowledged, the checkpoint ends at step {durable_step}: "
-                f"restore the checkpoint of step {store.durable_step} or a later one"
-            )
-        released = store.release(durable_step)
-        store.trained_step = durable_step
-        store.leased_step = max(store.leased_step, durable_step)
-        store.trainer_epoch += 1
-        return OpenedTrainer(store.trainer_epoch, durable_step, tuple(released))
+        """See `ContinuationBuffer.open_trainer`."""
+        return self._delivery.open_trainer(durable_step)
 
     # Generation
 
@@ -72,10 +74,15 @@ class MemoryBuffer:
         store = self._owned()
         if cursor.before != store.cursor:
             raise ConflictError(f'the data cursor is at "{store.cursor}", not at "{cursor.before}": go on from there')
+        held = store.held()
+        check_room(copies, self._limits, len(held), sum(g.num_bytes for g in held))
         admitted = [new_group(seq, group, version) for seq, group in enumerate(copies, store.group_seq)]
         for group in admitted:
             samples = [SampleRecord(s.sample_id, s.group_id, s.index) for s in group.samples]
-            store.groups[group.group_id] = GroupRecord(group.group_id, group.seq, group.prompt, version, samples)
+            num_bytes = len(samples) * self._limits.sample_bytes
+            store.groups[group.group_id] = GroupRecord(
+                group.group_id, group.seq, group.prompt, version, samples, num_bytes
+            )
         store.cursor = cursor.after
         store.group_seq += len(admitted)
         store.ledger.admitted += len(admitted)
@@ -110,6 +117,20 @@ class MemoryBuffer:
                 lost.append(lease)
         return lost
 
+    async def park_expired(self, limit: int) -> list[str]:
+        """See `ContinuationBuffer.park_expired`."""
+        if limit < 1:
+            return []
+        store = self._owned()
+        now = store.now_ms()
+        running = [s for s in store.all_samples() if s.state is SampleState.RUNNING]
+        running.sort(key=lambda s: (s.expiry_ms, s.sample_id))
+        expired = [sample for sample in running[:limit] if sample.expiry_ms <= now]
+        for sample in expired:
+            store.expire(sample)
+            sample.worker = ""
+        return [sample.sample_id for sample in expired]
+
     async def append(self, lease: SampleLease, piece: Segment) -> None:
         """See `ContinuationBuffer.append`."""
         sample = self._held(lease, piece)
@@ -142,7 +163,7 @@ class MemoryBuffer:
         known = store.find_sample(lease.sample_id)
         if known is not None and known.failed_attempt == lease.attempt:
             return store.groups[known.group_id].state if known.state is SampleState.FAILED else None
-        sample = store.held(lease)
+        sample = store.leased_sample(lease)
         store.check_state(sample, SampleState.RUNNING, "failed")
         sample.num_failures += 1
         sample.error, sample.failed_attempt = error, lease.attempt
@@ -192,114 +213,41 @@ class MemoryBuffer:
         elif tombstone.reason is not reason:
             raise TransitionError(f"group {group_id} is dropped as {tombstone.reason} and can't become dropped")
 
-    # Delivery
+    # Delivery and policies
 
     async def offer(self, num_groups: int) -> bool:
         """See `ContinuationBuffer.offer`."""
-        check_batch_size(num_groups)
-        store = self._owned()
-        spoken_for = store.offered * max(store.offer_size, num_groups)
-        surplus = len(store.ready()) - spoken_for - num_groups
-        if surplus < 0:
-            return False
-        store.counters["surplus_groups_kept"] += surplus
-        store.offered, store.offer_size = store.offered + 1, num_groups
-        return True
+        return self._delivery.offer(num_groups)
 
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """See `ContinuationBuffer.lease_batch`."""
-        check_batch_size(num_groups)
-        store = self._owned()
-        store.check_trainer(trainer_epoch)
-        if step in store.leases:
-            return next(lease for lease in store.current_leases() if lease.step == step)
-        if step <= store.durable_step:
-            raise ConflictError(f"step {step} is durable: ask for {store.leased_step + 1}")
-        if step != store.leased_step + 1:
-            raise ConflictError(
-                f"the last leased step is {store.leased_step}: ask for step {store.leased_step + 1}, not {step}"
-            )
-        groups = store.ready()[:num_groups]
-        if store.offered == 0 or len(groups) < num_groups:
-            return None
-        for group in groups:
-            store.move_group(group, GroupState.LEASED)
-            group.step = step
-        known_step = max(store.newest_step, store.trained_step)
-        version = store.newest_version + max(step - 1 - known_step, 0)
-        store.leases[step] = BatchLease(step, tuple(g.group_id for g in groups), version, False, None)
-        store.leased_step = step
-        store.offered -= 1
-        store.withdraw()
-        return replace(store.leases[step], trained=step <= store.trained_step)
+        return self._delivery.lease_batch(step, trainer_epoch, num_groups)
 
     async def record_spool(self, step: int, sha256: str) -> None:
         """See `ContinuationBuffer.record_spool`."""
-        store = self._owned()
-        lease = store.leases.get(step)
-        if lease is None:
-            raise NotFoundError(f"step {step} has no lease: lease it first")
-        if lease.sha256 is not None and lease.sha256 != sha256:
-            raise ConflictError(f"step {step} was spooled as {lease.sha256}: serve those bytes")
-        store.leases[step] = replace(lease, sha256=sha256)
-        for group_id in lease.group_ids:
-            for sample in store.groups[group_id].samples:
-                sample.pieces.clear()
+        self._delivery.record_spool(step, sha256)
 
     async def mark_trained(self, step: int, trainer_epoch: int) -> int:
         """See `ContinuationBuffer.mark_trained`."""
-        store = self._trained(step, trainer_epoch)
-        store.trained_step = max(store.trained_step, step)
-        return store.trained_step
+        return self._delivery.mark_trained(step, trainer_epoch)
 
     async def ack(self, step: int, trainer_epoch: int) -> list[BatchLease]:
         """See `ContinuationBuffer.ack`."""
-        store = self._trained(step, trainer_epoch)
-        if step <= store.durable_step:
-            return []
-        released = store.release(step)
-        store.trained_step = max(store.trained_step, step)
-        return released
-
-    # Policies
+        return self._delivery.ack(step, trainer_epoch)
 
     async def publish_policy(self, step: int, path: str, trainer_epoch: int) -> Policy:
         """See `ContinuationBuffer.publish_policy`."""
-        store = self._owned()
-        store.check_trainer(trainer_epoch)
-        for policy in store.policies.values():
-            if policy.version > 0 and (policy.trainer_epoch, policy.step) == (trainer_epoch, step):
-                if policy.state is PolicyState.FAILED:
-                    policy.state, policy.path, policy.error = PolicyState.QUEUED, path, None
-                return policy.model_copy()
-        store.newest_version += 1
-        store.newest_step = step
-        version = store.newest_version
-        store.policies[version] = Policy(
-            version=version, step=step, trainer_epoch=trainer_epoch, path=path, state=PolicyState.QUEUED
-        )
-        if version - KEPT_POLICIES != store.active_version:
-            store.policies.pop(version - KEPT_POLICIES, None)
-        return store.policies[version].model_copy()
+        return self._delivery.publish_policy(step, path, trainer_epoch)
 
     async def set_policy_state(
         self, version: int, state: PolicyState, error: str | None, install_s: float | None
     ) -> Policy:
         """See `ContinuationBuffer.set_policy_state`."""
-        store = self._owned()
-        policy = store.policies.get(version)
-        if policy is None:
-            raise NotFoundError(f"there is no policy version {version}: publish it first")
-        if state is PolicyState.ACTIVE and version != store.active_version:
-            if store.active_version in store.policies:
-                store.policies[store.active_version].state = PolicyState.SUPERSEDED
-            store.active_version = version
-        policy.state, policy.error, policy.install_s = state, error, install_s
-        return policy.model_copy()
+        return self._delivery.set_policy_state(version, state, error, install_s)
 
     async def policies(self) -> list[Policy]:
         """See `ContinuationBuffer.policies`."""
-        return [policy.model_copy() for _, policy in sorted(self.store.policies.items())]
+        return self._delivery.policies()
 
     # Reading
 
@@ -349,16 +297,9 @@ class MemoryBuffer:
         self.store.check_service(self._service_epoch)
         return self.store
 
-    def _trained(self, step: int, trainer_epoch: int) -> MemoryStore:
-        store = self._owned()
-        store.check_trainer(trainer_epoch)
-        if step > store.leased_step:
-            raise ConflictError(f"step {step} was never leased, the last one is {store.leased_step}: lease it first")
-        return store
-
     def _held(self, lease: SampleLease, piece: Segment | None) -> SampleRecord:
         piece_args(piece)
-        return self._owned().held(lease)
+        return self._owned().leased_sample(lease)
 
     def _is_repeat(self, sample: SampleRecord, piece: Segment | None) -> bool:
         return piece is None or not len(piece.tokens) or sample.has_last(piece)
@@ -372,8 +313,7 @@ class MemoryBuffer:
     def _start(self, sample: SampleRecord, worker: str, expiry_ms: int) -> SampleLease:
         counters = self.store.counters
         if sample.state is SampleState.RUNNING:
-            counters["leases_expired"] += 1
-            sample.set_aside()
+            self.store.expire(sample)
         if sample.num_tokens:
             counters["resumes"] += 1
             sample.num_resumes += 1

@@ -37,6 +37,8 @@ class MemoryReading:
             newest_version=store.newest_version,
             cursor=store.cursor,
             counters={name: count for name, count in store.counters.items() if count},
+            held_groups=len(store.held()),
+            held_bytes=sum(group.num_bytes for group in store.held()),
         )
 
     def open_samples(self) -> list[SampleBrief]:
@@ -88,6 +90,7 @@ class MemoryReading:
             oldest_version=sample.oldest,
             num_resumes=sample.num_resumes,
             num_failures=sample.num_failures,
+            num_expiries=sample.num_expiries,
         )
 
     def _group(self, group_id: str) -> Group:

@@ -48,6 +48,7 @@ class SampleRecord:
     newest: int | None = None
     num_resumes: int = 0
     num_failures: int = 0
+    num_expiries: int = 0
     failed_attempt: int = 0
     finish_reason: FinishReason | None = None
     reward: Reward | None = None
@@ -94,6 +95,7 @@ class GroupRecord:
     prompt: Prompt
     admitted_version: int
     samples: list[SampleRecord]
+    num_bytes: int = 0
     state: GroupState = GroupState.OPEN
     step: int | None = None
     min_scored: int = 0
@@ -173,7 +175,7 @@ class MemoryStore:
                 "stop this trainer, or open a new session"
             )
 
-    def held(self, lease: SampleLease) -> SampleRecord:
+    def leased_sample(self, lease: SampleLease) -> SampleRecord:
         """The sample of a lease; raises FencedError if the lease was lost."""
         sample = self.find_sample(lease.sample_id)
         if sample is None or (sample.worker, sample.attempt) != (lease.worker, lease.attempt):
@@ -206,6 +208,10 @@ class MemoryStore:
         """Samples of all groups that are still there, by order of admission."""
         return (sample for group in self.groups.values() for sample in group.samples)
 
+    def held(self) -> list[GroupRecord]:
+        """Groups that are admitted and neither trained nor dropped."""
+        return [g for g in self.groups.values() if g.step is None or g.step > self.trained_step]
+
     # Moves
 
     def move_group(self, group: GroupRecord, state: GroupState) -> None:
@@ -225,6 +231,12 @@ class MemoryStore:
         sample.oldest = piece.version if sample.oldest is None else min(sample.oldest, piece.version)
         sample.newest = piece.version if sample.newest is None else max(sample.newest, piece.version)
         self.counters["tokens_appended"] += len(piece.tokens)
+
+    def expire(self, sample: SampleRecord) -> None:
+        """RUNNING → set aside, because its lease ran out."""
+        sample.num_expiries += 1
+        self.counters["leases_expired"] += 1
+        sample.set_aside()
 
     def fail_sample(self, sample: SampleRecord, reason: FailReason, error: str) -> GroupState:
         """→ FAILED, and what becomes of the group."""

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from buffer.scripts import Store
+from buffer.scripts import Store, new_nonce
 from protocol.errors import NotFoundError
 from protocol.messages import Policy, PolicyState, SettingsChange
 
@@ -25,6 +25,8 @@ class Policies:
         """See `ContinuationBuffer.set_policy_state`."""
         outcome = json.dumps({"error": error, "install_s": install_s})
         await self._store.transition("set_policy_state", [], [version, state.value, outcome])
+        if state is PolicyState.ACTIVE:
+            await self._store.sync()
         return await self._one(version)
 
     async def all(self) -> list[Policy]:
@@ -35,7 +37,7 @@ class Policies:
 
     async def record_change(self, change: SettingsChange) -> None:
         """See `ContinuationBuffer.record_change`."""
-        await self._store.transition("record_change", [], [change.model_dump_json()])
+        await self._store.transition("record_change", [], [new_nonce(), change.model_dump_json()])
 
     async def changes(self) -> list[SettingsChange]:
         """See `ContinuationBuffer.changes`."""

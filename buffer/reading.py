@@ -27,7 +27,9 @@ from protocol.samples import Group, Sample
 from protocol.states import DropReason, GroupState, SampleState
 
 OPEN_SAMPLE_STATES = (SampleState.QUEUED, SampleState.PARKED, SampleState.RUNNING, SampleState.FINISHED)
-BRIEF_FIELDS = ("state", "num_tokens", "oldest", "resumes", "failures")
+BRIEF_FIELDS = ("state", "num_tokens", "oldest", "resumes", "failures", "expiries")
+# Read at every resume, and parsing a field takes redis-py longer than the server takes for a thousand tokens.
+SAMPLE_FIELDS = ("state", "resumes", "failures", "finish_reason", "reward", "fail_reason", "error")
 GROUP_FIELDS = ("seq", "admitted_version", "num_samples", "num_scored", "num_failed", "oldest")
 
 
@@ -77,7 +79,10 @@ class Reading:
             split_sample_id(sample_id)
         commands: list[tuple[str | int, ...]] = []
         for sample_id in sample_ids:
-            commands += [("HGETALL", self._keys.sample(sample_id)), ("LRANGE", self._keys.tokens(sample_id), 0, -1)]
+            commands += [
+                ("HMGET", self._keys.sample(sample_id), *SAMPLE_FIELDS),
+                ("LRANGE", self._keys.tokens(sample_id), 0, -1),
+            ]
         replies = await self._store.read(*commands)
         return [_sample(i, replies[2 * n], replies[2 * n + 1]) for n, i in enumerate(sample_ids)]
 
@@ -125,11 +130,13 @@ def _snapshot(
         newest_version=number("newest_version"),
         cursor=meta.get("cursor", ""),
         counters=counters,
+        held_groups=number("held_groups"),
+        held_bytes=number("held_bytes"),
     )
 
 
 def _sample_brief(sample_id: str, record: Sequence[bytes | None]) -> SampleBrief:
-    state, num_tokens, oldest, resumes, failures = record
+    state, num_tokens, oldest, resumes, failures, expiries = record
     group_id, _ = split_sample_id(sample_id)
     return SampleBrief(
         sample_id=sample_id,
@@ -140,6 +147,7 @@ def _sample_brief(sample_id: str, record: Sequence[bytes | None]) -> SampleBrief
         oldest_version=optional_int(oldest),
         num_resumes=int(resumes or 0),
         num_failures=int(failures or 0),
+        num_expiries=int(expiries or 0),
     )
 
 
@@ -157,7 +165,8 @@ def _group_brief(group_id: str, state: GroupState, record: Sequence[bytes | None
     )
 
 
-def _sample(sample_id: str, record: Record, pieces: list[bytes]) -> Sample:
+def _sample(sample_id: str, values: Sequence[bytes | None], pieces: list[bytes]) -> Sample:
+    record = {name.encode(): value for name, value in zip(SAMPLE_FIELDS, values, strict=True) if value is not None}
     if not record:
         raise NotFoundError(f"there is no sample {sample_id}: list the open samples again")
     return decode_sample(sample_id, *split_sample_id(sample_id), record, pieces)

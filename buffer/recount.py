@@ -18,7 +18,6 @@ from protocol.samples import merge_segments
 from protocol.states import TERMINAL_SAMPLE_STATES, GroupState, SampleState
 
 MAX_COUNTS = 3  # a writer that moved something between two reads is not a fault
-SCAN_COUNT = 1000  # keys a SCAN call looks at: a few calls a second's worth of keys, none of them long
 READ_AT_ONCE = 500  # records in one MULTI, so that Redis answers others in between
 
 
@@ -58,8 +57,8 @@ class Recounter:
 
     async def _read(self) -> RawRun:
         raw = RawRun()
-        await self._read_records(raw, await self._scan())
-        hashes = ("meta", "ledger", "dropped", "groups", "leases", "spools")
+        await self._read_records(raw, await self._store.all_keys())
+        hashes = ("meta", "ledger", "dropped", "groups", "leases", "spools", "sizes")
         states = list(SampleState)
         replies = await self._store.read(
             *(("HGETALL", self._keys.named(name)) for name in hashes),
@@ -74,25 +73,15 @@ class Recounter:
         raw.members, raw.ready = dict(zip(states, sets, strict=False)), sets[-1]
         return raw
 
-    async def _scan(self) -> list[str]:
-        cursor, found = 0, set[bytes]()
-        while True:
-            reply = await self._store.one("SCAN", cursor, "MATCH", self._keys.prefix + "*", "COUNT", SCAN_COUNT)
-            cursor = int(reply[0])
-            found.update(reply[1])
-            if cursor == 0:
-                return sorted(key.decode() for key in found)
-
-    async def _read_records(self, raw: RawRun, keys: list[str]) -> None:
-        named = {self._keys.named(name) for name in RUN_KEYS}
-        records = [key for key in keys if key not in named]
+    async def _read_records(self, raw: RawRun, names: list[str]) -> None:
+        records = [name for name in names if name not in RUN_KEYS]
         for first in range(0, len(records), READ_AT_ONCE):
             part = records[first : first + READ_AT_ONCE]
-            names = [key.removeprefix(self._keys.prefix) for key in part]
+            keys = [self._keys.prefix + name for name in part]
             commands = [
-                ("LRANGE", k, 0, -1) if n[:2] == "t:" else ("HGETALL", k) for k, n in zip(part, names, strict=True)
+                ("LRANGE", k, 0, -1) if n[:2] == "t:" else ("HGETALL", k) for k, n in zip(keys, part, strict=True)
             ]
-            for name, reply in zip(names, await self._store.read(*commands), strict=True):
+            for name, reply in zip(part, await self._store.read(*commands), strict=True):
                 kind, _, record_id = name.partition(":")
                 if reply and kind in ("g", "s", "t"):
                     {"g": raw.groups, "s": raw.samples, "t": raw.tokens}[kind][record_id] = reply
@@ -109,6 +98,7 @@ def _compare(raw: RawRun) -> Recount:
         *_group_faults(raw),
         *_sample_faults(raw),
         *_lease_faults(raw),
+        *_capacity_faults(raw),
     ]
     return Recount(stored, counted, tuple(faults))
 
@@ -193,3 +183,17 @@ def _lease_faults(raw: RawRun) -> Iterator[str]:
     leased = Counter(step for _, step in (raw.state_of(i) for i in raw.hashes["groups"]) if step is not None)
     for step in leased.keys() ^ {int(s) for s in raw.hashes["leases"]}:
         yield f"step {step} has a lease without groups, or groups without a lease"
+
+
+def _capacity_faults(raw: RawRun) -> Iterator[str]:
+    sizes = {group_id: int(size) for group_id, size in raw.hashes["sizes"].items()}
+    for group_id in sizes.keys() ^ raw.hashes["groups"].keys():
+        yield f"group {group_id} has no size, or a size without a group"
+    trained = int(raw.hashes["meta"].get("trained_step", 0))
+    steps = {group_id: raw.state_of(group_id)[1] for group_id in raw.hashes["groups"]}
+    held = [group_id for group_id, step in steps.items() if step is None or step > trained]
+    counted = {"held_groups": len(held), "held_bytes": sum(sizes.get(group_id, 0) for group_id in held)}
+    for name, value in counted.items():
+        stored = int(raw.hashes["meta"].get(name, 0))
+        if stored != value:
+            yield f"the run says {name} = {stored}, its groups say {value}"

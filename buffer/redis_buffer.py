@@ -2,18 +2,20 @@
 
 Always true: each transition is one Lua script, in which Redis checks epochs, attempt and lengths before it writes; the
 scripts of a run touch the keys of that run alone (`{namespace:run}:…`), so many runs share a Redis; and nothing is
-kept here between calls but the service epoch, so that a new process goes on where the old one died.
+kept here between calls but the service epoch, so that a new process goes on where the old one died. A call that gets no
+answer is sent again while the buffer's patience lasts; Redis recognises it, and it has happened once.
 """
 
 from collections.abc import Sequence
 
-from buffer.connection import connect_store, open_client
+from buffer.connection import check_run, check_server, make_run, open_link
 from buffer.delivery import Delivery
 from buffer.generation import Generation
 from buffer.interface import (
     BatchLease,
     CursorMove,
     GroupBrief,
+    Limits,
     NewGroup,
     OpenedTrainer,
     Recount,
@@ -36,9 +38,11 @@ DEFAULT_MAX_CONNECTIONS = 32  # as in `buffer.max_connections`
 class RedisBuffer:
     """A `ContinuationBuffer` on Redis ≥ 7 or Valkey; make it with `connect`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: Limits | None = None) -> None:
         self._store = store
-        self._generation = Generation(store)
+        self._limits = limits or Limits()
+        self._is_view = False
+        self._generation = Generation(store, self._limits)
         self._delivery = Delivery(store)
         self._policies = Policies(store)
         self._reading = Reading(store)
@@ -53,19 +57,51 @@ class RedisBuffer:
         namespace: str = "april",
         run: str = "april",
         max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        patience_s: float = 0.0,
+        wait_aof: bool = True,
+        cluster: bool = False,
+        limits: Limits | None = None,
+        create: bool = True,
     ) -> "RedisBuffer":
-        """Connect to a run's buffer, which is made if it isn't there.
+        """Connect to a run's buffer, which is made if it isn't there, unless `create` is False.
+
+        `patience_s`: how long later calls wait for a Redis that doesn't answer; connecting itself doesn't wait.
+        `wait_aof`: whether leases, acks and policy activations wait for the AOF, where the server can.
+        `cluster`: whether the address is that of a node of a Redis in Cluster mode.
 
         Raises RedisUnfitError if this Redis evicts, refuses the password, or holds data of another schema;
-        UnavailableError if it doesn't answer; SettingsError for an address or a name that can't be used.
+        UnavailableError if it doesn't answer; SettingsError for an address or a name that can't be used; NotFoundError
+        if the run isn't there and may not be made.
         """
-        keys = Keys(namespace, run)
-        client = open_client(url, password, username, max_connections)
+        link = open_link(url, password, username, max_connections, cluster, Keys(namespace, run))
         try:
-            return cls(await connect_store(client, keys, url))
+            await check_server(link, url, wait_aof)
+            await (make_run if create else check_run)(Store(link))
         except BaseException:
-            await client.aclose(close_connection_pool=True)
+            await link.close()
             raise
+        return cls(Store(link, patience_s), limits)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """See `ContinuationBuffer.waiting_since`."""
+        return self._store.link.outage.waiting_since
+
+    @property
+    def store(self) -> Store:
+        """What it reads and writes through; for `buffer.transfer`."""
+        return self._store
+
+    @property
+    def waits_for_aof(self) -> bool:
+        """Whether leases, acks and policy activations are on disk when they are answered."""
+        return self._store.link.wait_aof
+
+    def impatient(self) -> "RedisBuffer":
+        """See `ContinuationBuffer.impatient`."""
+        view = RedisBuffer(self._store.impatient(), self._limits)
+        view._is_view = True
+        return view
 
     # Owners
 
@@ -90,6 +126,10 @@ class RedisBuffer:
     async def renew(self, leases: Sequence[SampleLease], lease_s: float) -> list[SampleLease]:
         """See `ContinuationBuffer.renew`."""
         return await self._generation.renew(leases, lease_s)
+
+    async def park_expired(self, limit: int) -> list[str]:
+        """See `ContinuationBuffer.park_expired`."""
+        return await self._generation.park_expired(limit)
 
     async def append(self, lease: SampleLease, piece: Segment) -> None:
         """See `ContinuationBuffer.append`."""
@@ -199,4 +239,5 @@ class RedisBuffer:
 
     async def close(self) -> None:
         """See `ContinuationBuffer.close`."""
-        await self._store.client.aclose(close_connection_pool=True)
+        if not self._is_view:
+            await self._store.link.close()

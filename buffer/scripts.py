@@ -1,21 +1,26 @@
 """One way into Redis: every call of the buffer goes through `Store`.
 
-Always true: a transition is sent once, never repeated behind the caller's back; a refusal comes back as a tagged reply
-and becomes an error of the tree here and nowhere else; whatever redis-py raises becomes `UnavailableError`, after which
-the caller may call again, because a transition that has happened changes nothing the second time.
+Always true: a transition that is sent again with the same arguments changes nothing the second time and gives the same
+answer, either because the run's own state shows that it has happened or because it carries a nonce, under which Redis
+keeps its answer; so whatever gets no answer is sent again while patience lasts. A refusal comes back as a tagged reply
+and becomes an error of the tree here and nowhere else; what redis-py raises becomes `UnavailableError` when it passes.
 """
 
+import logging
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from hashlib import sha1
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -26,6 +31,8 @@ from redis.exceptions import (
 )
 
 from buffer.keys import Keys
+from buffer.link import Link
+from buffer.patience import patiently
 from protocol.errors import (
     AprilError,
     ConflictError,
@@ -38,21 +45,28 @@ from protocol.errors import (
 )
 
 LUA_FOLDER = Path(__file__).parent / "lua"
+AOF_TIMEOUT_MS = 5000  # `everysec` takes about 1 s, 2 s on a busy disk; less than what an answer may take
+WITHDRAWN = "a power loss may now undo about a second of leases, acks and policy activations that were answered"
+SCAN_COUNT = 1000  # keys a SCAN call looks at: well under a millisecond
 MAX_TRIES = 50  # how often a script may find that what its caller read has moved on, before something is wrong
 
 REFUSALS: dict[bytes, type[AprilError]] = {
     b"conflict": ConflictError,
     b"fenced": FencedError,
+    b"full": UnavailableError,
     b"length": LengthError,
     b"missing": NotFoundError,
     b"schema": RedisUnfitError,
     b"transition": TransitionError,
 }
 
-PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError)
+PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError, AskError)
 
 Arg = str | int | bytes
 Call = tuple[Sequence[str], Sequence[Arg]]
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 
 @cache
@@ -68,13 +82,31 @@ def _digest(name: str) -> str:
     return sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
 
 
-class Store:
-    """A client, a run's keys, and the service epoch that every transition carries."""
+def new_nonce() -> str:
+    """What tells a call from every other, and its repetitions from nothing."""
+    return secrets.token_hex(8)
 
-    def __init__(self, client: Redis, keys: Keys) -> None:
-        self.client = client
-        self.keys = keys
-        self.service_epoch = 0
+
+class Store:
+    """A link to Redis, and how long its calls are repeated. Views share the link, and with it the service epoch."""
+
+    def __init__(self, link: Link, patience_s: float = 0.0) -> None:
+        self.link = link
+        self.patience_s = patience_s
+
+    @property
+    def keys(self) -> Keys:
+        """The run's keys."""
+        return self.link.keys
+
+    @property
+    def service_epoch(self) -> int:
+        """What every transition carries."""
+        return self.link.service_epoch
+
+    def impatient(self) -> "Store":
+        """A view whose calls are made once."""
+        return Store(self.link)
 
     async def transition(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> list[Any]:
         """Run a script as the service of this epoch; what it replies after its tag."""
@@ -82,7 +114,7 @@ class Store:
 
     async def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> list[Any]:
         """Run a script; raises the error that its refusal names. Own `keys` follow the run's."""
-        reply = await self._evaluate(name, [*self.keys.of_run(), *keys], args)
+        reply = await self._evaluate(name, [*self.link.run_keys, *keys], args)
         _check(reply)
         return reply[1:]
 
@@ -90,7 +122,7 @@ class Store:
         """Run a script on keys that must be read first, and again if what was read has moved on meanwhile."""
         for _ in range(MAX_TRIES):
             keys, args = await read()
-            reply = await self._evaluate(name, [*self.keys.of_run(), *keys], [self.service_epoch, *args])
+            reply = await self._evaluate(name, [*self.link.run_keys, *keys], [self.service_epoch, *args])
             if reply[0] != b"moved":
                 _check(reply)
                 return reply[1:]
@@ -100,25 +132,74 @@ class Store:
         """Run read commands in one go; what each replies."""
         if not commands:
             return []
-        async with _redis_errors():
-            pipeline = self.client.pipeline(transaction=True)
+
+        async def send(client: Redis) -> list[Any]:
+            pipeline = client.pipeline(transaction=True)
             for command in commands:
                 pipeline.execute_command(*command)
             return await pipeline.execute()
 
+        return await self._call(send)
+
     async def one(self, *command: Arg) -> Any:
         """Run one command."""
-        async with _redis_errors():
-            return await self.client.execute_command(*command)
 
-    async def _evaluate(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> list[Any]:
-        async with _redis_errors():
-            command = (len(keys), *keys, *args)
+        async def send(client: Redis) -> Any:
+            return await client.execute_command(*command)
+
+        return await self._call(send)
+
+    async def all_keys(self) -> list[str]:
+        """Every key of the run, without the run's prefix, found by SCAN."""
+        cursor, found = 0, set[bytes]()
+        while True:
+            reply = await self.one("SCAN", cursor, "MATCH", self.keys.prefix + "*", "COUNT", SCAN_COUNT)
+            cursor = int(reply[0])
+            found.update(reply[1])
+            if cursor == 0:
+                return sorted(key.decode().removeprefix(self.keys.prefix) for key in found)
+
+    async def sync(self) -> None:
+        """Return when Redis' AOF has on disk all that was written before, if this run waits for that."""
+        if self.link.wait_aof:
+            await self._call(self._sync)
+
+    async def _sync(self, client: Redis) -> None:
+        keys = self.link.run_keys
+        pipeline = client.pipeline(transaction=False)
+        pipeline.execute_command("EVAL", script_text("sync"), len(keys), *keys)
+        pipeline.execute_command("WAITAOF", 1, 0, AOF_TIMEOUT_MS)
+        reply, waited = await pipeline.execute(raise_on_error=False)
+        if isinstance(reply, Exception):
+            raise reply
+        _check(reply)
+        if isinstance(waited, ResponseError) and not isinstance(waited, PASSING_ERRORS):
+            _LOG.warning("Redis no longer waits for its AOF (%s): %s", waited, WITHDRAWN)
+            self.link.wait_aof = False
+        elif isinstance(waited, Exception):
+            raise waited
+        elif waited[0] < 1:
+            raise UnavailableError(
+                f"Redis' AOF was not on disk after {AOF_TIMEOUT_MS / 1000:g} s: see whether its disk is slow or full"
+            )
+
+    async def _evaluate(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> list[Any]:
+        command = (len(keys), *keys, *args)
+
+        async def send(client: Redis) -> Any:
             try:
-                reply: Any = await self.client.execute_command("EVALSHA", _digest(name), *command)
+                return await client.execute_command("EVALSHA", _digest(name), *command)
             except NoScriptError:
-                reply = await self.client.execute_command("EVAL", script_text(name), *command)
-        return reply
+                return await client.execute_command("EVAL", script_text(name), *command)
+
+        return await self._call(send)
+
+    async def _call(self, send: Callable[[Redis], Awaitable[T]]) -> T:
+        async def once() -> T:
+            async with _redis_errors():
+                return await self.link.use(send)
+
+        return await patiently(once, self.patience_s, self.link.outage)
 
 
 def _check(reply: list[Any]) -> None:
@@ -130,6 +211,10 @@ def _check(reply: list[Any]) -> None:
 async def _redis_errors() -> AsyncGenerator[None]:
     try:
         yield
+    except MovedError as error:
+        raise RedisUnfitError(
+            f"Redis at this address is a node of a cluster ({error}): set buffer.cluster = true"
+        ) from error
     except PASSING_ERRORS as error:
         raise UnavailableError(f"Redis can't take this now ({error}): free memory or wait, and try again") from error
     except NoPermissionError as error:

@@ -10,6 +10,6 @@ if step > leased then
 end
 if step <= durable then return {'ok'} end
 if durable ~= tonumber(ARGV[4]) then return {'moved', 'other steps were acknowledged meanwhile: try again'} end
+set_trained(math.max(number(META, 'trained_step'), step))
 release(step, 5)
-redis.call('HSET', META, 'trained_step', math.max(number(META, 'trained_step'), step))
 return {'ok'}

@@ -16,15 +16,18 @@ if step ~= last + 1 then
   return refuse('conflict', 'the last leased step is ' .. last .. ': ask for step ' .. last + 1 .. ', not ' .. step)
 end
 if number(META, 'offered') == 0 or redis.call('ZCARD', READY) < size then return {'ok'} end
-local ids = redis.call('ZRANGE', READY, 0, size - 1)
+local ids, bytes = redis.call('ZRANGE', READY, 0, size - 1), 0
 redis.call('ZREMRANGEBYRANK', READY, 0, size - 1)
-for _, id in ipairs(ids) do redis.call('HSET', GROUPS, id, 'leased:' .. step) end
+for _, id in ipairs(ids) do
+  redis.call('HSET', GROUPS, id, 'leased:' .. step)
+  bytes = bytes + number(SIZES, id)
+end
 redis.call('HINCRBY', LEDGER, 'ready', -size)
 redis.call('HINCRBY', LEDGER, 'leased', size)
 -- The trainer holds the newest published version, and one more for each leased step that is still to be trained.
 local known = math.max(number(META, 'newest_step'), trained)
 local version = number(META, 'newest_version') + math.max(step - 1 - known, 0)
-lease = cjson.encode({groups = ids, policy_version = version})
+lease = cjson.encode({groups = ids, policy_version = version, bytes = bytes})
 redis.call('HSET', LEASES, step, lease)
 redis.call('HSET', META, 'leased_step', step)
 redis.call('HINCRBY', META, 'offered', -1)

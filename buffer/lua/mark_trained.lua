@@ -10,5 +10,5 @@ if step > leased then
   return refuse('conflict', 'step ' .. step .. ' was never leased, the last one is ' .. leased .. ': lease it first')
 end
 local trained = math.max(number(META, 'trained_step'), step)
-redis.call('HSET', META, 'trained_step', trained)
+set_trained(trained)
 return {'ok', trained}

@@ -8,8 +8,9 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource
@@ -18,6 +19,15 @@ from protocol.errors import SettingsError
 from protocol.settings.run import RunSettings
 
 ENV_PREFIX = "APRIL_"
+
+
+class SettingInfo(NamedTuple):
+    """What a user is told of one setting; `name` is dotted."""
+
+    name: str
+    help: str
+    kind: str
+    default: Any
 
 
 def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> RunSettings:
@@ -46,7 +56,7 @@ def dump_settings(settings: RunSettings) -> dict[str, Any]:
 
 def check_keys(values: Mapping[str, Any]) -> None:
     """Raise `SettingsError` for a key that no section has, with the nearest one that exists."""
-    names = dict(iter_fields())
+    names = [setting.name for setting in iter_fields()]
     for dotted in _flatten(values):
         if any(dotted == name or dotted.startswith(f"{name}.") for name in names):
             continue
@@ -54,14 +64,22 @@ def check_keys(values: Mapping[str, Any]) -> None:
         raise SettingsError(f"unknown setting {dotted}; did you mean {near[0]}?")
 
 
-def iter_fields(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, help) of every setting."""
+def iter_fields(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[SettingInfo]:
+    """Every setting, section by section."""
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from iter_fields(kind, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", info.description or ""
+            default = info.get_default(call_default_factory=True, validated_data={})
+            yield SettingInfo(f"{prefix}{name}", info.description or "", _kind(kind), default)
+
+
+def _kind(annotation: Any) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " | ".join(str(member.value) for member in annotation)
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return text.replace("typing.", "").replace("pathlib.", "").replace("protocol.settings.data.", "")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Settings of rounds, engines and what surrounds them."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class RolloutSettings(Section):
 
     n: int = Field(default=8, ge=1)
     """Samples of a prompt (the group that the advantage is computed over)."""
-    ratio: float = Field(default=2.0, ge=1.0)
+    ratio: float = Field(default=2.0, ge=1.0, le=1000.0)
     """Over-provisioning N'/N, counted in groups. 1 starts only what the batch needs."""
     lookahead: int = Field(default=1, ge=0)
     """Batches that may be offered or leased but untrained when a round starts; 0 is the paper's synchronous form."""
@@ -59,7 +59,7 @@ class RolloutSettings(Section):
     """Min-p sampling. Above 0 it needs `allow_truncated_sampling`."""
     allow_truncated_sampling: bool = False
     """I know that truncated sampling makes the importance ratios biased."""
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     """Token ids that end a response, besides the model's end of sequence."""
     checkpoint_interval_s: float = Field(default=5.0, gt=0)
     """Seconds between two checkpoints of a running sample; the most that a crash costs."""

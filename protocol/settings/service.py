@@ -16,7 +16,7 @@ class ServiceSettings(Section):
     """Address to bind. Beyond loopback a `token` is required."""
     port: int = Field(default=8040, ge=0, le=65535)
     """Port to bind; 0 takes a free one."""
-    token: SecretStr | None = None
+    token: SecretStr | None = Field(default=None, min_length=1)
     """Bearer token for every route but health and readiness; better given as APRIL_SERVICE__TOKEN."""
     max_wait_s: float = Field(default=60.0, ge=0)
     """Longest wait of one long poll."""
@@ -39,6 +39,16 @@ class BufferSettings(Section):
     """A running sample whose lease is not renewed for this long counts as orphaned."""
     max_connections: int = Field(default=32, ge=2)
     """Connections to Redis."""
+    patience_s: float = Field(default=600.0, ge=0)
+    """How long the service waits for a Redis that is away, slow or full before it gives up and ends."""
+    wait_aof: bool = True
+    """Leases, acks and policy activations wait until Redis' AOF has them on disk (WAITAOF, Redis 7.2 or Valkey)."""
+    cluster: bool = False
+    """`url` names a node of a Redis in Cluster mode; all keys of the run lie in one slot."""
+    max_groups: int = Field(default=100_000, ge=1)
+    """Most groups that are admitted and not yet trained."""
+    max_bytes: int = Field(default=0, ge=0)
+    """Most bytes of tokens that groups not yet trained may need, at full response length; 0 is no cap."""
 
 
 class WeightsSettings(Section):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from buffer.interface import ContinuationBuffer, CursorMove, NewGroup, SampleLease
+from buffer.interface import ContinuationBuffer, CursorMove, Limits, NewGroup, SampleLease
 from buffer.memory import MemoryBuffer
 from buffer.memory_store import MemoryStore
 from buffer.redis_buffer import RedisBuffer
@@ -63,20 +63,21 @@ async def check(buffer: ContinuationBuffer) -> None:
 class Rig:
     """One run: the services on it, and its stored bytes."""
 
-    connect: Callable[[], Any]
+    connect: Callable[..., Any]
     fingerprint: Callable[[], dict[Any, Any]]
     kind: str
+    url: str = ""
 
-    async def service(self) -> Any:
+    async def service(self, limits: Limits | None = None) -> Any:
         """One more service object on the same run, not yet claimed, checked after each call."""
-        return Checked(await self.connect())
+        return Checked(await self.connect(limits))
 
 
 def memory_rig(now_ms: Callable[[], int] | None = None) -> Rig:
     store = MemoryStore(now_ms) if now_ms else MemoryStore()
 
-    async def connect() -> MemoryBuffer:
-        return MemoryBuffer(store)
+    async def connect(limits: Limits | None = None) -> MemoryBuffer:
+        return MemoryBuffer(store, limits)
 
     def fingerprint() -> dict[Any, Any]:
         return {name: repr(value) for name, value in vars(store).items() if name not in ("counters", "now_ms")}
@@ -84,19 +85,19 @@ def memory_rig(now_ms: Callable[[], int] | None = None) -> Rig:
     return Rig(connect, fingerprint, "memory")
 
 
-def redis_rig(url: str) -> Rig:
+def redis_rig(url: str, namespace: str | None = None, **given: Any) -> Rig:
     """A run of its own on a server that others use too."""
-    namespace = f"test-{uuid.uuid4().hex[:12]}"
+    namespace = namespace or f"test-{uuid.uuid4().hex[:12]}"
 
-    async def connect() -> RedisBuffer:
-        return await RedisBuffer.connect(url, namespace=namespace, run="run", max_connections=4)
+    async def connect(limits: Limits | None = None) -> RedisBuffer:
+        return await RedisBuffer.connect(url, namespace=namespace, run="run", max_connections=4, limits=limits, **given)
 
     def fingerprint() -> dict[Any, Any]:
         with redis.Redis.from_url(url) as client:
             keys = sorted(client.scan_iter(match=f"{{{namespace}:run}}:*", count=1000))
             return {key: client.dump(key) for key in keys if not key.endswith(b":counters")}
 
-    return Rig(connect, fingerprint, "redis")
+    return Rig(connect, fingerprint, "redis", url)
 
 
 async def admit(buffer: Any, num_groups: int = 1, num_samples: int = 2, version: int = 0) -> list[Group]:

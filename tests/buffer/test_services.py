@@ -26,6 +26,7 @@ async def test_a_superseded_service_changes_nothing(buffer: Any, rig: Rig) -> No
         "open_trainer": lambda: buffer.open_trainer(0),
         "admit": lambda: buffer.admit([NewGroup(Prompt("p", (1,), "", "s"), 1)], 0, CursorMove("2", "3")),
         "start": lambda: buffer.start([other_id], "w", LONG_S),
+        "park_expired": lambda: buffer.park_expired(1),
         "renew": lambda: buffer.renew([lease], LONG_S),
         "append": lambda: buffer.append(lease, piece(0, 1)),
         "park": lambda: buffer.park(lease, None),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from buffer.embedded import EmbeddedRedis
-from buffer.interface import CursorMove, NewGroup, SampleLease
+from buffer.interface import CursorMove, Limits, NewGroup, SampleLease
 from protocol.errors import AprilError
 from protocol.messages import PolicyState
 from protocol.samples import Reward
@@ -21,6 +21,7 @@ INDEX = st.integers(0, 1 << 16)
 STEP = st.integers(0, 4)
 EPOCH_BACK = st.sampled_from([0, 0, 0, 0, 1])
 SKEW = st.sampled_from([0, 0, 0, 0, 0, 1, -1])
+LIMITS = Limits(max_groups=12, max_bytes=2000, sample_bytes=100)  # low enough to be met
 NUM_TOKENS = st.integers(0, 3)
 
 
@@ -33,7 +34,7 @@ class Twins(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.rigs: list[Rig] = [memory_rig(), redis_rig(self.url)]
-        self.owners = [self.run(rig.connect()) for rig in self.rigs]
+        self.owners = [self.run(rig.connect(LIMITS)) for rig in self.rigs]
         self.old: list[Any] = []
         self.everyone = list(self.owners)
         self.sample_ids: list[str] = []
@@ -91,6 +92,11 @@ class Twins(RuleBasedStateMachine):
         waiting = [s for s in self.run(self.owners[0].open_samples()) if s.state in ("queued", "parked")]
         ids = [s.sample_id for s in waiting[:count]]
         self.leases += self.both("start", ids, f"w{count % 2}", lease_s) or []
+
+    @rule(limit=st.integers(0, 4))
+    def park_expired(self, limit: int) -> None:
+        # Leases that expire in the same millisecond are ordered by id in both.
+        self.both("park_expired", limit)
 
     @rule(index=INDEX)
     def start_any(self, index: int) -> None:
@@ -200,7 +206,7 @@ class Twins(RuleBasedStateMachine):
     def claim(self, chance: int) -> None:
         if chance == 0:
             self.old = self.owners
-            self.owners = [self.run(rig.connect()) for rig in self.rigs]
+            self.owners = [self.run(rig.connect(LIMITS)) for rig in self.rigs]
             self.everyone += self.owners
             self.both("claim_service", "next")
 

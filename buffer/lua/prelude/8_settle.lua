@@ -1,4 +1,4 @@
--- What a terminal sample does to its group, and what an acknowledged step does to its groups.
+-- What a terminal sample does to its group.
 local READY_SEQS = 4294967296 -- scores are exact to 2^53: 2^32 groups in order of readiness, 2^21 versions
 
 local function fail_sample(group, sample, id, reason, text)
@@ -27,14 +27,8 @@ local function settle(id)
   return 'ready'
 end
 
--- LEASED becomes CONSUMED for the groups named from ARGV[first] on; then the steps up to `step` are durable.
-local function release(step, first)
-  local key = OWN + 1
-  for arg = first, #ARGV do key = key + forget(ARGV[arg], key) end
-  redis.call('HINCRBY', LEDGER, 'leased', first - #ARGV - 1)
-  redis.call('HINCRBY', LEDGER, 'consumed', #ARGV - first + 1)
-  for done = number(META, 'durable_step') + 1, math.min(step, number(META, 'leased_step')) do
-    for _, record in ipairs({LEASES, SPOOLS}) do redis.call('HDEL', record, done) end
-  end
-  redis.call('HSET', META, 'durable_step', step)
+-- `settle` as a reply. A group that it dropped is gone, so that only the nonce can tell a repeated call what it did.
+local function settled(nonce, id)
+  local reply = {'ok', settle(id)}
+  return reply[2] == 'dropped' and remember(nonce, reply) or reply
 end

@@ -10,7 +10,7 @@ local function forget(id, first)
     redis.call('UNLINK', sample, tokens)
   end
   redis.call('UNLINK', KEYS[first])
-  redis.call('HDEL', GROUPS, id)
+  for _, record in ipairs({GROUPS, SIZES}) do redis.call('HDEL', record, id) end
   return 1 + 2 * count
 end
 
@@ -23,6 +23,7 @@ end
 
 local function drop(id, first, state, reason)
   local record = redis.call('HMGET', KEYS[first], 'seq', 'admitted_version', 'origin')
+  hold(-1, -number(SIZES, id))
   forget(id, first)
   redis.call('ZREM', READY, id)
   redis.call('HINCRBY', LEDGER, state, -1)

@@ -1,0 +1,72 @@
+"""Waiting for a Redis that doesn't answer.
+
+Always true: a call is made again only while it failed with UnavailableError and its patience lasts, at most once a
+second; however many calls wait at once, they are one outage, which is logged when it begins and when it ends, and
+`waiting_since` says since when for as long as one of them waits.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from protocol.errors import UnavailableError
+
+FIRST_WAIT_S = 0.02  # a connection that was cut is there again at once
+LONGEST_WAIT_S = 1.0  # more would idle the engines after Redis is back, less would load it while it reads its AOF
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+
+
+class Outage:
+    """The calls that wait for Redis now."""
+
+    def __init__(self) -> None:
+        self.waiting_since: float | None = None  # seconds since the epoch
+        self._num_waiting = 0
+
+    @contextmanager
+    def waiting(self, error: UnavailableError) -> Generator[None]:
+        """One more call waits, because of `error`, until the block is left: by an exception if it gave up."""
+        self._num_waiting += 1
+        if self.waiting_since is None:
+            self.waiting_since = time.time()
+            _LOG.warning("waiting for Redis: %s", error)
+        answered = False
+        try:
+            yield
+            answered = True
+        finally:
+            self._num_waiting -= 1
+            if self._num_waiting == 0:
+                waited_s, self.waiting_since = time.time() - self.waiting_since, None
+                _LOG.warning("Redis %s after %.1f s", "answers again" if answered else "was given up", waited_s)
+
+
+async def patiently(call: Callable[[], Awaitable[T]], patience_s: float, outage: Outage) -> T:
+    """What `call` returns, the first time or a later one; its last UnavailableError when patience has run out."""
+    deadline = time.monotonic() + patience_s
+    try:
+        return await call()
+    except UnavailableError as error:
+        if patience_s <= 0:
+            raise
+        first = error
+    with outage.waiting(first):
+        return await _again(call, deadline)
+
+
+async def _again(call: Callable[[], Awaitable[T]], deadline: float) -> T:
+    wait_s = FIRST_WAIT_S
+    while True:
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        try:
+            return await call()
+        except UnavailableError:
+            if time.monotonic() >= deadline:
+                raise

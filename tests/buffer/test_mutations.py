@@ -1,0 +1,165 @@
+"""Tests of the tests: without its guard in the Lua text, the test that watches the guard fails."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from buffer import scripts
+from buffer.embedded import EmbeddedRedis
+from buffer.interface import Limits
+from protocol.errors import AprilError
+from tests.buffer import test_delivery, test_generation, test_groups, test_limits, test_patience, test_services
+from tests.buffer.helpers import Rig, plain, redis_rig
+
+Guard = Callable[[Any, Rig], Awaitable[None]]
+
+
+@dataclass
+class Mutation:
+    """A check, how it reads in the scripts, what stands there without it, and the test that must notice."""
+
+    name: str
+    check: str
+    without: str
+    guard: Guard
+
+
+async def repeated_calls(buffer: Any, rig: Rig) -> None:
+    """The core of the test of repeated calls, on the same server."""
+    outcomes: list[Any] = []
+    for fault in ("none", "reply"):
+        service = (await redis_rig(rig.url).service()).inner
+        service._store.patience_s = test_patience.LONG_PATIENCE_S
+        test_patience.inject(service, iter_faults(fault))
+        try:
+            outcomes.append(plain(await test_patience.whole_run(service)))
+        finally:
+            await service.close()
+    assert outcomes[0] == outcomes[1]
+
+
+def iter_faults(fault: str) -> Iterator[str]:
+    while True:
+        yield fault
+        yield "none"
+
+
+MUTATIONS = [
+    Mutation(
+        "the fence of the service",
+        "if tonumber(epoch) ~= current then\n    return refuse('fenced', 'service",
+        "if false then\n    return refuse('fenced', 'service",
+        test_services.test_a_superseded_service_changes_nothing,
+    ),
+    Mutation(
+        "the fence of the trainer",
+        "if tonumber(epoch) ~= current then\n    return refuse('fenced', 'trainer",
+        "if false then\n    return refuse('fenced', 'trainer",
+        test_delivery.test_a_superseded_trainer_changes_nothing,
+    ),
+    Mutation(
+        "the fence of the attempt",
+        "if held[1] ~= worker or held[2] ~= attempt then",
+        "if false then",
+        test_generation.test_a_lease_that_expired_is_taken_over_and_the_older_attempt_fenced,
+    ),
+    Mutation(
+        "the expected length",
+        "if piece.start and piece.start ~= stored then",
+        "if false then",
+        lambda buffer, rig: test_generation.test_a_piece_must_start_where_the_sample_ends(buffer, rig, 4),
+    ),
+    Mutation(
+        "the piece that is there already",
+        "return piece.count > 0 and number(sample, 'num_tokens') == piece.start + piece.count",
+        "return false",
+        test_generation.test_the_same_call_again_changes_nothing,
+    ),
+    Mutation(
+        "the attempt that has failed already",
+        "redis.call('HGET', sample, 'failed_attempt') == attempt",
+        "false",
+        test_groups.test_engine_failures_are_counted_once_an_attempt_and_end_the_sample,
+    ),
+    Mutation(
+        "the step that is durable already",
+        "if step <= durable then return {'ok'} end",
+        "",
+        test_delivery.test_trained_frees_capacity_and_ack_consumes,
+    ),
+    Mutation(
+        "the step that has its lease already",
+        "if lease then return {'ok', lease",
+        "if false then return {'ok', lease",
+        test_delivery.test_the_same_step_gives_the_same_groups_for_ever,
+    ),
+    Mutation(
+        "the nonce of a repeated call",
+        "return reply and cjson.decode(reply)",
+        "return nil",
+        repeated_calls,
+    ),
+    Mutation(
+        "the clock of the leases",
+        "return expiry and tonumber(expiry) <= now",
+        "return expiry",
+        test_limits.test_only_expired_leases_are_taken,
+    ),
+    Mutation(
+        "the cap on groups",
+        "if groups > 0 and held_groups + groups > most_groups then",
+        "if false then",
+        lambda _, rig: test_limits.test_groups_are_admitted_up_to_the_cap(rig),
+    ),
+]
+
+
+@pytest.fixture
+async def service(redis_server: EmbeddedRedis) -> Any:
+    rig = redis_rig(redis_server.url)
+    connect, opened = rig.connect, list[Any]()
+
+    async def connect_and_note(limits: Limits | None = None) -> Any:
+        opened.append(await connect(limits))
+        return opened[-1]
+
+    rig.connect = connect_and_note
+    service = await rig.service()
+    await service.claim_service("first")
+    yield service, rig
+    for buffer in opened:  # a test that fails half-way leaves its own ones open
+        await buffer.close()
+
+
+@pytest.fixture
+def mutate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Mutation], None]]:
+    original = scripts.script_text
+
+    def apply(mutation: Mutation) -> None:
+        found = [p.stem for p in scripts.LUA_FOLDER.glob("*.lua") if mutation.check in original(p.stem)]
+        assert found, f"the scripts no longer check {mutation.name} in these words"
+        monkeypatch.setattr(
+            scripts, "script_text", lambda name: original(name).replace(mutation.check, mutation.without)
+        )
+        scripts._digest.cache_clear()
+
+    yield apply
+    scripts._digest.cache_clear()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+async def test_without_its_check_the_guarding_test_fails(
+    mutation: Mutation, service: Any, mutate: Callable[[Mutation], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buffer.patience.FIRST_WAIT_S", 0.0)
+    buffer, rig = service
+    mutate(mutation)
+    with pytest.raises((AssertionError, pytest.fail.Exception, AprilError)):
+        await mutation.guard(buffer, rig)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+async def test_with_its_check_the_guarding_test_passes(mutation: Mutation, service: Any) -> None:
+    await mutation.guard(*service)
