@@ -10,11 +10,12 @@ TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-ba
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install demo test test-slow lint format bench lock clean
+.PHONY: install demo test test-slow chaos lint format bench lock clean
 
 install: $(READY)
 
 $(READY): pyproject.toml requirements/constraints-cpu.txt requirements/cpu-overrides.txt
+	@echo "installing into $(VENV), which takes some minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet uv==$(UV_VERSION)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode $(TORCH_SOURCE) \
@@ -29,6 +30,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+chaos: $(READY)
+	$(BIN)/python -m tests.system.chaos $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -118,7 +118,7 @@ async def running_service(
 ) -> AsyncIterator[TestService]:
     """Start the parts and the round loop; close them in order."""
     buffer = buffer or MemoryBuffer()
-    await buffer.claim_service("test")
+    service_epoch = await buffer.claim_service("test")
     scorer = QuickScorer()
     engines = [SimulatedEngine(settings, f"engine-{i}", lengths) for i in range(settings.engine.num_replicas)]
     pool = EnginePool(engines)
@@ -138,7 +138,7 @@ async def running_service(
         validation=tuple(Prompt(f"v:{i}", (9, 9, i), f"held-out {i}", "test", i) for i in range(10)),
         num_filtered=0,
     )
-    parts = assemble_parts(settings, sample_parts, None, prompts)
+    parts = assemble_parts(settings, sample_parts, None, prompts, service_epoch)
     await parts.policies.restore()
     host = Host(settings)
     host.started(parts)

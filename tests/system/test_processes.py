@@ -15,7 +15,7 @@ def spooled(run):
     import hashlib
 
     files = (run.folder / "run" / "spool").glob("*.safetensors")
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {path.name.split("-")[1]: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_killed_trainer_goes_on_from_its_checkpoint_and_the_ledger_balances(run):
@@ -73,3 +73,16 @@ def test_two_ports_can_not_be_shared(run):
     second = run.start("serve", f"--run.dir={run.folder / 'other'}")
     assert second.process.wait() == 2
     assert "stop what uses it or set service.port" in second.tail()
+
+
+def test_trainer_outlives_a_restart_of_the_service_and_saves_without_it(run):
+    service = run.start("serve")
+    trainer = run.start("train", "--trainer.total_training_steps=1000", "--trainer.save_freq=1000")
+    run.until(lambda s: s.trained_step >= 1, service, trainer)
+    assert service.stop() == 0, service.tail()
+    again = run.start("serve")
+    trained = run.until(lambda s: s.trained_step >= 3, again, trainer).trained_step
+    assert again.stop() == 0, again.tail()
+    assert trainer.stop() == 0, trainer.tail()
+    saved = [int(p.name.split("-")[1]) for p in (run.folder / "run" / "trainer" / "checkpoints").glob("step-*")]
+    assert max(saved) >= trained
