@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from deploy.buffer_commands import buffer_group
 from deploy.console import configure_logging, run_reporting_errors
 from protocol.settings import RunSettings, dump_settings, iter_fields, load_settings
 
@@ -23,9 +24,15 @@ def main() -> None:
 
 def _show_settings(context: click.Context, _: click.Parameter, shown: bool) -> None:
     if shown:
-        for name, text in iter_fields():
-            click.echo(f"{name}\n    {text}")
+        for setting in iter_fields():
+            click.echo(f"{setting.name} = {_shown(setting.default)}    ({setting.kind})\n    {setting.help}")
         context.exit()
+
+
+def _shown(default: Any) -> str:
+    if default is None:
+        return "not set"
+    return json.dumps(default, default=lambda value: str(getattr(value, "value", value)))
 
 
 def run_command(function: Any) -> Any:
@@ -112,6 +119,9 @@ def doctor(run_toml: Path, overrides: tuple[str, ...], json_file: Path | None, s
         sys.exit(examine(load_settings(run_toml, overrides), json_file, not skip_engine))
 
     run_reporting_errors(work)
+
+
+main.add_command(buffer_group)
 
 
 def _dry(settings: RunSettings, dry_run: bool) -> bool:

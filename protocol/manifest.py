@@ -56,10 +56,10 @@ def write_manifest(folder: Path, step: int) -> WeightsManifest:
 def read_manifest(folder: Path) -> WeightsManifest:
     """The manifest of `folder`; raises `WeightsError` if there is none or it names no files."""
     path = folder / MANIFEST_NAME
+    if path.is_symlink() or not path.is_file():
+        raise WeightsError(f"{folder} has no {MANIFEST_NAME} that is a plain file; publish a finished folder")
     try:
         manifest = WeightsManifest.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise WeightsError(f"{folder} has no {MANIFEST_NAME}; publish a finished folder") from error
     except (ValidationError, OSError) as error:
         raise WeightsError(f"{path} is not a weights manifest; publish the folder again") from error
     if not manifest.files or any("/" in f.name or f.name.startswith(".") for f in manifest.files):
@@ -72,8 +72,10 @@ def verify_manifest(folder: Path) -> WeightsManifest:
     manifest = read_manifest(folder)
     for file in manifest.files:
         path = folder / file.name
-        if not path.is_file():
-            raise WeightsError(f"{folder} lacks {file.name}, which its manifest names; publish the folder again")
+        if path.is_symlink() or not path.is_file():
+            raise WeightsError(
+                f"{folder} lacks the plain file {file.name}, which its manifest names; publish the folder again"
+            )
         if path.stat().st_size != file.size or sha256_of(path) != file.sha256:
             raise WeightsError(f"{path} has another checksum than its manifest says; publish the folder again")
     return manifest

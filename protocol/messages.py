@@ -1,21 +1,27 @@
 """Bodies of the HTTP API. The routes are in docs/http.md and at `/openapi.json`."""
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
 
 TRAINER_EPOCH_HEADER = "April-Trainer-Epoch"
 BATCH_SHA256_HEADER = "April-Batch-SHA256"
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+MAX_STEP = (1 << 31) - 1  # Lua counts exactly up to 2^53; no run takes more steps than this
+MAX_EVALUATION_SAMPLES = 1024  # of one prompt; pass@k needs no more
 
 
 class Message(BaseModel):
-    """A request or response body; unknown fields are refused."""
+    """A request or response body; unknown fields and numbers that are not finite are refused."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
+TrainedStep = Annotated[int, Field(ge=1, le=MAX_STEP)]
 
 
 class Problem(BaseModel):
@@ -30,7 +36,7 @@ class Problem(BaseModel):
 class OpenTrainer(Message):
     """`durable_step`: the last step in the checkpoint that the trainer restored; 0 if it starts anew."""
 
-    durable_step: int = Field(ge=0)
+    durable_step: Step
 
 
 class TrainerSession(Message):
@@ -46,7 +52,7 @@ class TrainerSession(Message):
 class LeaseBatch(Message):
     """Ask for the batch of `step`, waiting up to `wait_s` seconds for it."""
 
-    step: int = Field(ge=1)
+    step: TrainedStep
     wait_s: float = Field(default=0.0, ge=0)
 
 
@@ -67,8 +73,8 @@ class Acked(Message):
 class PublishPolicy(Message):
     """Weights of the policy after `step`, in a folder under the weights root."""
 
-    step: int = Field(ge=0)
-    path: str
+    step: Step
+    path: str = Field(max_length=4096)
 
 
 class PolicyState(StrEnum):
@@ -165,8 +171,8 @@ class Status(Message):
 class LiveSettings(Message):
     """What may change while the service runs; a field that is left out stays."""
 
-    ratio: float | None = Field(default=None, ge=1)
-    lookahead: int | None = Field(default=None, ge=0)
+    ratio: float | None = Field(default=None, ge=1, le=1000)
+    lookahead: int | None = Field(default=None, ge=0, le=1000)
 
 
 class SettingsChange(Message):
@@ -195,11 +201,12 @@ class Control(Message):
 
 
 class StartEvaluation(Message):
-    """Evaluate the held-out set at the active version."""
+    """Evaluate the held-out set at the active version, or at `version` as soon as it (or a newer one) is active."""
 
+    version: Step | None = None
     num_prompts: int | None = Field(default=None, ge=1)
-    n: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
+    n: int | None = Field(default=None, ge=1, le=MAX_EVALUATION_SAMPLES)
+    temperature: float | None = Field(default=None, ge=0, le=100)
 
 
 class Evaluation(Message):
@@ -220,11 +227,14 @@ class Evaluation(Message):
     error: str | None = None
 
 
+MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./:@+ -]{1,120}$")]
+
+
 class TrainerMetrics(Message):
     """Metrics of one step, shown beside the service's own."""
 
-    step: int = Field(ge=0)
-    metrics: dict[str, float]
+    step: Step
+    metrics: dict[MetricName, float]
 
 
 class SegmentView(Message):

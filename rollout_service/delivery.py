@@ -1,7 +1,8 @@
 """Batches on their way to the trainer.
 
 Always true: the batch of a step is encoded once and written whole (temporary file, fsync, rename, fsync of the folder)
-before the buffer is told its digest and forgets the tokens; a replay sends those bytes after checking the digest.
+before the buffer is told its digest and forgets the tokens; a replay sends those bytes after checking the digest. The
+digest is in the file's name, so a superseded service that is still writing can't touch what its successor serves.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ import os
 from pathlib import Path
 
 from buffer.interface import BatchLease, ContinuationBuffer
-from protocol.batch import build_batch, encode_batch
+from protocol.batch import Batch, build_batch, decode_batch, encode_batch
 from protocol.errors import UnavailableError
+from protocol.failpoints import Failpoint, failpoint
 from rollout_service.events import Changed, Mailbox
 
 log = logging.getLogger(__name__)
@@ -31,12 +33,15 @@ class Delivery:
         self._spool_dir = spool_dir
         self._lock = asyncio.Lock()
         self._offered = asyncio.Condition()
+        self._stopping = False
 
     async def lease(self, step: int, trainer_epoch: int, wait_s: float) -> tuple[bytes, str] | None:
         """(bytes, SHA-256) of the batch of `step`, waiting up to `wait_s` for it; None if there is none by then."""
         deadline_s = asyncio.get_running_loop().time() + wait_s
         while True:
             async with self._offered:
+                if self._stopping:
+                    raise UnavailableError("the service is stopping; ask again when it has been started")
                 lease = await self._buffer.lease_batch(step, trainer_epoch, self._batch_groups)
                 if lease is None and not await self._wait_for_offer(deadline_s):
                     return None
@@ -45,15 +50,29 @@ class Delivery:
                 async with self._lock:
                     return await self._bytes_of(step)
 
+    async def stop(self) -> None:
+        """Nobody waits for a batch any more: waiting calls end with UnavailableError."""
+        self._stopping = True
+        await self.batch_offered()
+
     async def batch_offered(self) -> None:
         """Wake whoever waits for a batch."""
         async with self._offered:
             self._offered.notify_all()
 
+    async def read_batch(self, step: int) -> Batch | None:
+        """The batch of a leased step as it was sent, or None if it was not sent yet."""
+        lease = next((b for b in await self._buffer.batch_leases() if b.step == step), None)
+        if lease is None or lease.sha256 is None:
+            return None
+        return decode_batch(await asyncio.to_thread(self._read, step, lease.sha256))
+
     def discard(self, released: list[BatchLease]) -> None:
-        """Delete the bytes of batches that are durable."""
-        for lease in released:
-            self._path(lease.step).unlink(missing_ok=True)
+        """Delete the bytes of batches that are durable, and what a service that died left of such steps."""
+        durable_step = max((lease.step for lease in released), default=0)
+        for path in self._spool_dir.glob("step-*-*"):
+            if int(path.name.split("-")[1]) <= durable_step:
+                path.unlink(missing_ok=True)
 
     async def _wait_for_offer(self, deadline_s: float) -> bool:
         remaining_s = deadline_s - asyncio.get_running_loop().time()
@@ -71,35 +90,46 @@ class Delivery:
             return await asyncio.to_thread(self._read, lease.step, lease.sha256), lease.sha256
         groups = await self._buffer.groups(lease.group_ids)
         data = await asyncio.to_thread(lambda: encode_batch(build_batch(self._run, step, lease.policy_version, groups)))
-        sha256 = await asyncio.to_thread(self._write, step, data)
+        try:
+            sha256 = await asyncio.to_thread(self._write, step, data)
+        except OSError as error:
+            raise UnavailableError(
+                f"the batch of step {step} can't be written to {self._spool_dir} ({error.strerror}); mend it, and the "
+                "step is served"
+            ) from error
+        failpoint(Failpoint.AFTER_SPOOL)
         await self._buffer.record_spool(step, sha256)
         return data, sha256
 
     def _read(self, step: int, sha256: str) -> bytes:
         try:
-            data = self._path(step).read_bytes()
+            data = self._path(step, sha256).read_bytes()
         except FileNotFoundError as error:
             raise UnavailableError(
                 f"the batch of step {step} is not in {self._spool_dir}; put its file back to replay the step"
             ) from error
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise UnavailableError(f"{self._path(step)} was changed since it was written; put the original back")
+            raise UnavailableError(
+                f"{self._path(step, sha256)} was changed since it was written; put the original back"
+            )
         return data
 
     def _write(self, step: int, data: bytes) -> str:
         self._spool_dir.mkdir(parents=True, exist_ok=True)
-        partial = self._path(step).with_suffix(".partial")
+        sha256 = hashlib.sha256(data).hexdigest()
+        path = self._path(step, sha256)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self._path(step))
+        partial.replace(path)
         folder = os.open(self._spool_dir, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-        return hashlib.sha256(data).hexdigest()
+        return sha256
 
-    def _path(self, step: int) -> Path:
-        return self._spool_dir / f"step-{step:08d}.safetensors"
+    def _path(self, step: int, sha256: str) -> Path:
+        return self._spool_dir / f"step-{step:08d}-{sha256[:16]}.safetensors"

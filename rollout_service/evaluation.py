@@ -1,8 +1,8 @@
 """Evaluations of the held-out prompts, pinned to the active version.
 
 Always true: an evaluation's samples take no part in rounds, are never cut and never enter the buffer; while one runs no
-policy is installed, up to `hold_timeout_s`, after which it is marked as failed and its requests are aborted. The round
-loop clears `may_start` during an install and sets `active_version`.
+policy is installed, up to `hold_timeout_s`, after which it is marked as failed and its requests are aborted. One that
+was asked for a version that is not active yet waits for it and holds nothing meanwhile.
 """
 
 import asyncio
@@ -47,14 +47,32 @@ class Evaluations:
         self._all: dict[str, Evaluation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
-        self.may_start = asyncio.Event()
-        self.may_start.set()
+        self._changed = asyncio.Condition()
+        self._installing = False
+        self._num_holding = 0
         self.active_version = 0
 
     @property
     def running(self) -> bool:
         """Whether installs must wait."""
-        return bool(self._tasks)
+        return self._num_holding > 0
+
+    def install_begins(self) -> None:
+        """No evaluation starts until the install is over."""
+        self._installing = True
+
+    async def install_ended(self) -> None:
+        """Evaluations may start."""
+        self._installing = False
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def version_is(self, version: int) -> None:
+        """The active version, as the round loop sees it."""
+        if version != self.active_version:
+            self.active_version = version
+            async with self._changed:
+                self._changed.notify_all()
 
     @property
     def reserved_slots(self) -> int:
@@ -68,16 +86,16 @@ class Evaluations:
         except KeyError:
             raise NotFoundError(f"evaluation {evaluation_id} is unknown; POST /v1/evaluations starts one") from None
 
-    async def start(self, request: StartEvaluation) -> Evaluation:
-        """Start one at the active version, after an install that is going on. Raises ConflictError without prompts."""
+    def start(self, request: StartEvaluation) -> Evaluation:
+        """Start one at the active version, or when the version asked for is. Raises ConflictError without prompts."""
         if not self._prompts:
             raise ConflictError("there are no held-out prompts; set data.val_files or a generated data source")
-        await self.may_start.wait()
+        version = self.active_version if request.version is None else request.version
         prompts = self._prompts[: request.num_prompts or self._settings.data.num_val_prompts]
         n = request.n or self._settings.evaluation.n
         evaluation = Evaluation(
             id=f"e{next(self._numbers)}",
-            version=self.active_version,
+            version=version,
             state="running",
             num_samples=len(prompts) * n,
             num_done=0,
@@ -89,8 +107,7 @@ class Evaluations:
         temperature = self._settings.evaluation.temperature if request.temperature is None else request.temperature
         task = asyncio.create_task(self._run(evaluation, prompts, n, temperature))
         self._tasks.add(task)
-        task.add_done_callback(self._done)
-        self._parts.mailbox.post(Changed())
+        task.add_done_callback(self._tasks.discard)
         return evaluation
 
     async def close(self) -> None:
@@ -99,15 +116,12 @@ class Evaluations:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._parts.mailbox.post(Changed())
-
     async def _run(self, evaluation: Evaluation, prompts: Sequence[Prompt], n: int, temperature: float) -> None:
         tally = _Tally()
         try:
-            async with self._turn, asyncio.timeout(self._settings.evaluation.hold_timeout_s):
-                await self._generate(evaluation, tally, prompts, n, temperature)
+            async with self._turn:
+                await self._wait_for_version(evaluation)
+                await self._hold_and_generate(evaluation, tally, prompts, n, temperature)
         except TimeoutError:
             evaluation.error = f"not finished within {self._settings.evaluation.hold_timeout_s:g} s"
         except AprilError as error:
@@ -115,21 +129,36 @@ class Evaluations:
         evaluation.state = "failed" if evaluation.error else "done"
         _summarise(evaluation, tally)
 
+    async def _wait_for_version(self, evaluation: Evaluation) -> None:
+        async with asyncio.timeout(self._settings.evaluation.hold_timeout_s), self._changed:
+            await self._changed.wait_for(lambda: self.active_version >= evaluation.version and not self._installing)
+            self._num_holding += 1
+        evaluation.version = self.active_version
+        self._parts.mailbox.post(Changed())
+
+    async def _hold_and_generate(
+        self, evaluation: Evaluation, tally: _Tally, prompts: Sequence[Prompt], n: int, temperature: float
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._settings.evaluation.hold_timeout_s):
+                await self._generate(evaluation, tally, prompts, n, temperature)
+        finally:
+            self._num_holding -= 1
+            self._parts.mailbox.post(Changed())
+
     async def _generate(
         self, evaluation: Evaluation, tally: _Tally, prompts: Sequence[Prompt], n: int, temperature: float
     ) -> None:
-        permits = asyncio.Semaphore(self._settings.evaluation.max_concurrency)
+        waiting = ((prompt, index) for prompt in prompts for index in range(n))
 
-        async def one(prompt: Prompt, index: int) -> None:
-            async with permits:
-                await self._sample(
-                    evaluation, tally, prompt, f"eval-{evaluation.id}-{prompt.prompt_id}.{index}", temperature
-                )
+        async def take_turns() -> None:
+            for prompt, index in waiting:
+                sample_id = f"eval-{evaluation.id}-{prompt.prompt_id}.{index}"
+                await self._sample(evaluation, tally, prompt, sample_id, temperature)
 
         async with asyncio.TaskGroup() as tasks:
-            for prompt in prompts:
-                for index in range(n):
-                    tasks.create_task(one(prompt, index))
+            for _ in range(self._settings.evaluation.max_concurrency):
+                tasks.create_task(take_turns())
 
     async def _sample(
         self, evaluation: Evaluation, tally: _Tally, prompt: Prompt, sample_id: str, temperature: float

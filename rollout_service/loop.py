@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from buffer.interface import CursorMove, GroupBrief, NewGroup, SampleBrief, SampleLease, Snapshot
+from protocol.errors import FencedError, NotFoundError
+from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import RoundStatus
 from protocol.samples import Prompt
 from protocol.states import GroupState, SampleState
@@ -49,6 +51,9 @@ from rollout_service.scheduler.rounds import Phase, RoundScheduler
 
 log = logging.getLogger(__name__)
 
+WATCH_INTERVAL_S = 2.0  # a death or a takeover is noticed within this; looking costs one round trip to Redis
+PARK_TIMEOUT_S = 30.0  # an abort ends a stream in milliseconds; one that takes this long never ends
+
 
 class RoundLoop:
     """Drives rounds until it is cancelled or drained."""
@@ -61,6 +66,7 @@ class RoundLoop:
         delivery: Delivery,
         evaluations: Evaluations,
         control: Control,
+        service_epoch: int,
     ) -> None:
         settings = parts.settings
         self._parts = parts
@@ -73,6 +79,7 @@ class RoundLoop:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prompt_of: dict[str, Prompt] = {}
+        self._end_of_group: list[str] = []
         self._restarting = False
         self.scheduler = RoundScheduler(
             RoundLimits(
@@ -86,6 +93,7 @@ class RoundLoop:
             )
         )
         self.snapshot: Snapshot | None = None
+        self._service_epoch = service_epoch
 
     @property
     def num_running(self) -> int:
@@ -121,13 +129,26 @@ class RoundLoop:
         while True:
             for event in await self._next_events():
                 self._apply(event)
+            if self._end_of_group:
+                aborted, self._end_of_group = self._end_of_group, []
+                await self._parts.pool.abort(aborted)
             await self._decide()
+
+    async def watch(self) -> None:
+        """Look for what tells nobody, for ever: a replica that died idle, a service that took over."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            alive = all(stats.alive for stats in self._parts.pool.stats())
+            self._parts.mailbox.post(Changed() if alive else EngineDied())
 
     async def close(self) -> None:
         """Park what runs and wait for it; what is being scored is scored again after the next start."""
         await self._parts.pool.abort([runner.request_id for runner, _ in self._running.values()])
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._parts.settings.reward.timeout_s)
+        parked = [asyncio.ensure_future(runner.generated.wait()) for runner, _ in self._running.values()]
+        if parked:
+            _, late = await asyncio.wait(parked, timeout=PARK_TIMEOUT_S)
+            for waiting in late:
+                waiting.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,12 +167,20 @@ class RoundLoop:
         )
         while True:
             self.snapshot = await self._parts.buffer.snapshot()
-            self._evaluations.active_version = self.snapshot.active_version
+            self._check_owner(self.snapshot)
+            await self._evaluations.version_is(self.snapshot.active_version)
             decisions = self.scheduler.decide(self._observe(self.snapshot))
             if not decisions:
                 return
             for decision in decisions:
                 await self._carry_out(decision)
+
+    def _check_owner(self, snapshot: Snapshot) -> None:
+        if snapshot.service_epoch != self._service_epoch:
+            raise FencedError(
+                f"another service has taken over the run {self._parts.settings.run.name} (its epoch is "
+                f"{snapshot.service_epoch}, ours {self._service_epoch}); this one stops"
+            )
 
     def _observe(self, snapshot: Snapshot) -> Observation:
         pool = self._parts.pool
@@ -182,9 +211,9 @@ class RoundLoop:
                 self.scheduler.ended(sample_id)
             case GroupClosed(group_id, ready):
                 self._prompt_of.pop(group_id, None)
+                self._end_of_group += [] if ready else self._requests_of(group_id)
                 self.scheduler.closed(group_id, ready)
             case InstallEnded():
-                self._evaluations.may_start.set()
                 self.scheduler.installed()
             case EngineDied():
                 self._restart_engines()
@@ -202,9 +231,10 @@ class RoundLoop:
             case Park(sample_ids, _):
                 await self._park(sample_ids)
             case Install(version, _):
-                self._evaluations.may_start.clear()
+                self._evaluations.install_begins()
                 self._spawn(self._install(version))
             case OfferBatch(number):
+                failpoint(Failpoint.MID_OFFER)
                 await self._parts.buffer.offer(self.scheduler.limits.batch_groups)
                 self.scheduler.offered()
                 await self._delivery.batch_offered()
@@ -223,12 +253,27 @@ class RoundLoop:
 
     async def _start(self, sample_ids: tuple[str, ...]) -> None:
         lease_s = self._parts.settings.buffer.sample_lease_s
-        leases = await self._parts.buffer.start(sample_ids, self._parts.owner, lease_s)
+        try:
+            leases = await self._parts.buffer.start(sample_ids, self._parts.owner, lease_s)
+        except NotFoundError:
+            await self._start_those_left(sample_ids)
+            return
         samples = await self._parts.buffer.samples(sample_ids)
         for lease, sample in zip(leases, samples, strict=True):
             runner = SampleRunner(self._parts, lease, sample, self._prompt_of[sample.group_id])
             self._running[sample.sample_id] = (runner, lease)
             self._spawn(runner.run())
+
+    async def _start_those_left(self, sample_ids: tuple[str, ...]) -> None:
+        """A group was dropped after the decision: start the others one by one."""
+        if len(sample_ids) == 1:
+            self.scheduler.ended(sample_ids[0])
+            return
+        for sample_id in sample_ids:
+            await self._start((sample_id,))
+
+    def _requests_of(self, group_id: str) -> list[str]:
+        return [runner.request_id for runner, _ in self._running.values() if runner.group_id == group_id]
 
     async def _park(self, sample_ids: tuple[str, ...]) -> None:
         await self._parts.pool.abort([self._running[s][0].request_id for s in sample_ids if s in self._running])
@@ -237,6 +282,7 @@ class RoundLoop:
         try:
             await self._policies.install(version)
         finally:
+            await self._evaluations.install_ended()
             self._parts.mailbox.post(InstallEnded())
 
     def _restart_engines(self) -> None:

@@ -18,6 +18,7 @@ from protocol.errors import SettingsError
 from protocol.settings import RunSettings
 from rollout_service.app.build import build_app
 from rollout_service.app.host import Host
+from rollout_service.identity import check_identity
 from rollout_service.parts import open_parts
 from rollout_service.progress import show_progress
 from rollout_service.samples import renew_leases
@@ -40,6 +41,7 @@ def serve(settings: RunSettings) -> None:
     """Run the service until SIGTERM. Raises AprilError with what to do when it can't start or go on."""
     with contextlib.closing(bind(settings)) as listener:
         _check_folders(settings)
+        check_identity(settings)
         asyncio.run(_serve(settings, listener))
 
 
@@ -101,7 +103,9 @@ async def _work(host: Host) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.loop.run())
+                tasks.create_task(parts.loop.watch())
                 tasks.create_task(show_progress(host.running.board))
                 tasks.create_task(renew_leases(parts.sample_parts, parts.loop.leases))
         finally:
             host.stopping()
+            await parts.delivery.stop()

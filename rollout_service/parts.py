@@ -17,10 +17,11 @@ from transformers import PreTrainedTokenizerBase
 from buffer.embedded import EmbeddedRedis
 from buffer.interface import ContinuationBuffer
 from buffer.open import open_buffer
+from protocol.errors import SettingsError
 from protocol.settings import RunSettings
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
-from rollout_service.engines.checkpoint import end_token_ids
+from rollout_service.engines.checkpoint import end_token_ids, read_config
 from rollout_service.engines.pool import EnginePool, build_pool
 from rollout_service.evaluation import Evaluations
 from rollout_service.events import Mailbox
@@ -35,6 +36,8 @@ from rollout_service.rewards.labels import check_labels
 from rollout_service.samples import Decode, SampleParts
 
 log = logging.getLogger(__name__)
+
+MAX_TOKEN_ID = 1 << 31  # token ids are int32
 
 
 @dataclass(slots=True)
@@ -66,8 +69,13 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
         if redis:
             stack.callback(redis.stop)
         stack.push_async_callback(buffer.close)
+        if redis and not redis.owned:
+            raise SettingsError(
+                f"another service runs on {settings.run_dir}, whose embedded Redis answers; stop it, or set another "
+                "run.dir"
+            )
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        await buffer.claim_service(owner)
+        service_epoch = await buffer.claim_service(owner)
         scorer = build_scorer(settings)
         stack.push_async_callback(scorer.close)
         await scorer.start()
@@ -85,7 +93,7 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
             decode=_decoder(tokenizer),
             stop_token_ids=_stop_token_ids(settings),
         )
-        parts = assemble_parts(settings, sample_parts, redis, prompts)
+        parts = assemble_parts(settings, sample_parts, redis, prompts, service_epoch)
         await parts.policies.restore()
         stack.push_async_callback(parts.loop.close)
         stack.push_async_callback(parts.evaluations.close)
@@ -93,25 +101,33 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
 
 
 def assemble_parts(
-    settings: RunSettings, sample_parts: SampleParts, redis: EmbeddedRedis | None, prompts: PromptSet
+    settings: RunSettings,
+    sample_parts: SampleParts,
+    redis: EmbeddedRedis | None,
+    prompts: PromptSet,
+    service_epoch: int,
 ) -> ServiceParts:
-    """The parts over a buffer, a pool and a scorer that have started."""
+    """The parts over a buffer, a pool and a scorer that have started.
+
+    The round loop and the samples wait for a Redis that is away; who asks over HTTP is told at once.
+    """
     buffer, pool, mailbox = sample_parts.buffer, sample_parts.pool, sample_parts.mailbox
+    quick = buffer.impatient()
     policies = PolicyRegistry(buffer, pool, settings.weights_root, settings.weights.num_kept)
-    delivery = Delivery(buffer, mailbox, settings.run.name, settings.data.train_batch_size, settings.spool_dir)
+    delivery = Delivery(quick, mailbox, settings.run.name, settings.data.train_batch_size, settings.spool_dir)
     evaluations = Evaluations(settings, sample_parts, prompts.validation)
-    control = Control(settings.rollout, buffer, mailbox)
+    control = Control(settings.rollout, quick, mailbox)
     order = ShuffledOrder(prompts.train, settings.run.seed, settings.data.shuffle)
     return ServiceParts(
         settings=settings,
-        buffer=buffer,
+        buffer=quick,
         redis=redis,
         pool=pool,
         policies=policies,
         delivery=delivery,
         evaluations=evaluations,
         control=control,
-        loop=RoundLoop(sample_parts, order, policies, delivery, evaluations, control),
+        loop=RoundLoop(sample_parts, order, policies, delivery, evaluations, control, service_epoch),
         sample_parts=sample_parts,
         num_train_prompts=len(prompts.train),
     )
@@ -125,5 +141,12 @@ def _decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
 
 
 def _stop_token_ids(settings: RunSettings) -> frozenset[int]:
-    of_model = end_token_ids(settings.model.path) if settings.model.path else ()
-    return frozenset([*settings.rollout.stop_token_ids, *of_model])
+    if settings.model.path is None:
+        return frozenset(settings.rollout.stop_token_ids)
+    vocabulary = int(read_config(settings.model.path).get("vocab_size") or MAX_TOKEN_ID)
+    unknown = [token for token in settings.rollout.stop_token_ids if token >= vocabulary]
+    if unknown:
+        raise SettingsError(
+            f"rollout.stop_token_ids has {unknown}, but the model's vocabulary ends at {vocabulary - 1}"
+        )
+    return frozenset([*settings.rollout.stop_token_ids, *end_token_ids(settings.model.path)])

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from buffer.interface import ContinuationBuffer
 from protocol.errors import AprilError, NotFoundError, WeightsError
-from protocol.manifest import verify_manifest
+from protocol.failpoints import Failpoint, failpoint
+from protocol.manifest import WeightsManifest, read_manifest, verify_manifest
 from protocol.messages import Policy, PolicyState
 from rollout_service.engines.pool import EnginePool
 
@@ -36,12 +37,27 @@ class PolicyRegistry:
         self.pending: Policy | None = None
 
     async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
-        """Check the folder and give it the next version. Raises WeightsError, FencedError."""
+        """Check the folder and give it the next version. Raises WeightsError, FencedError.
+
+        The very bytes of the newest version after the same step are no new version: a trainer that was started again
+        publishes what it restored, and its tokens must not look older for that.
+        """
         folder = self._inside_root(path)
-        await asyncio.to_thread(verify_manifest, folder)
+        manifest = await asyncio.to_thread(verify_manifest, folder)
+        if await asyncio.to_thread(self._is_newest, step, manifest):
+            return self.newest
         policy = await self._buffer.publish_policy(step, str(folder), trainer_epoch)
         await self.refresh()
         return policy
+
+    def _is_newest(self, step: int, manifest: WeightsManifest) -> bool:
+        newest = self.newest
+        if newest.step != step or not newest.path or newest.state is PolicyState.FAILED:
+            return False
+        try:
+            return read_manifest(Path(newest.path)).files == manifest.files
+        except WeightsError:
+            return False
 
     async def get(self, version: int) -> Policy:
         """One version; raises NotFoundError."""
@@ -63,6 +79,7 @@ class PolicyRegistry:
         """Install a waiting version on every replica; FAILED with the reason if any replica can't."""
         policy = await self.get(version)
         await self._buffer.set_policy_state(version, PolicyState.INSTALLING, None, None)
+        failpoint(Failpoint.MID_INSTALL)
         started_s = time.monotonic()
         try:
             await self._pool.install(Path(policy.path), version)
@@ -96,7 +113,10 @@ class PolicyRegistry:
 
     def _inside_root(self, path: str) -> Path:
         root = self._root.resolve()
-        folder = (root / path).resolve()
+        try:
+            folder = (root / path).resolve(strict=True)
+        except (OSError, ValueError, RuntimeError) as error:  # no such folder, no path at all, a loop of links
+            raise WeightsError("the path is not a folder under the weights root; publish a finished folder") from error
         if not folder.is_relative_to(root) or folder == root:
             raise WeightsError(f"{path} is not under the weights root {root}; publish a folder below it")
         if not folder.is_dir():

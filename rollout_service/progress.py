@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import logging
 import sys
 
 from rich.console import Console
 from rich.live import Live
+from rich.logging import RichHandler
 from rich.text import Text
 
 from protocol.messages import Status
@@ -24,10 +26,16 @@ async def show_progress(board: StatusBoard) -> None:
 
 
 async def _live(board: StatusBoard) -> None:
-    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+    with Live(console=_console(), transient=True, auto_refresh=False) as live:
         while True:
             live.update(Text(progress_line(await board.make())), refresh=True)
             await asyncio.sleep(REFRESH_S)
+
+
+def _console() -> Console:
+    """The console that log lines go to, so that they appear above the live line instead of through it."""
+    handlers = logging.getLogger().handlers
+    return next((h.console for h in handlers if isinstance(h, RichHandler)), Console(stderr=True))
 
 
 async def _json_lines(board: StatusBoard) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffer.interface import ContinuationBuffer, SampleLease
-from protocol.errors import EngineDeadError, EngineError, FencedError
+from protocol.errors import EngineDeadError, EngineError, FencedError, NotFoundError
+from protocol.failpoints import Failpoint, failpoint
 from protocol.samples import Prompt, Sample, Segment
 from protocol.settings import RunSettings
 from protocol.states import FinishReason, GroupState
@@ -90,15 +91,19 @@ class SampleRunner:
         self._prompt = prompt
         self._unwritten = _Unwritten(sample)
         self.request_id = f"{sample.sample_id}@{lease.attempt}"
+        self.group_id = sample.group_id
+        self.generated = asyncio.Event()
 
     async def run(self) -> None:
         """Generate, then score. Posts what became of the sample; raises only what should end the service."""
         try:
             finished = await self._generate()
-        except FencedError as error:
-            log.warning("sample %s was taken over: %s", self._sample.sample_id, error)
+        except (FencedError, NotFoundError) as error:
+            log.info("sample %s is not ours any more: %s", self._sample.sample_id, error)
             self._parts.mailbox.post(SampleParked(self._sample.sample_id))
             return
+        finally:
+            self.generated.set()
         if finished is not None:
             self._parts.mailbox.post(SampleEnded(self._sample.sample_id))
             await score_sample(self._parts, self._sample.sample_id, self._prompt)
@@ -112,7 +117,9 @@ class SampleRunner:
         reason = self._finish_reason(end)
         last = await self._write_all_but_last()
         if reason is None:
+            failpoint(Failpoint.MID_PARK)
             await self._parts.buffer.park(self._lease, last)
+            failpoint(Failpoint.MID_CUT)
             self._parts.mailbox.post(SampleParked(self._sample.sample_id))
             return None
         await self._parts.buffer.finish(self._lease, last, reason)
@@ -150,7 +157,7 @@ class SampleRunner:
     async def _engine_failed(self, error: EngineError) -> None:
         await self._write()
         limit = self._parts.settings.rollout.max_sample_failures
-        state = await self._parts.buffer.record_failure(self._lease, str(error), limit)
+        state = await self._parts.buffer.record_failure(self._lease, _encodable(error), limit)
         log.warning("sample %s failed in the engine: %s", self._sample.sample_id, error)
         mailbox, sample_id = self._parts.mailbox, self._sample.sample_id
         mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
@@ -194,7 +201,17 @@ class SampleRunner:
 
 
 async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
-    """FINISHED → SCORED or FAILED, and tell the loop if that closed the group."""
+    """FINISHED → SCORED or FAILED, and tell the loop if that closed the group.
+
+    The group may be dropped meanwhile, because too few of its other samples can be scored: then there is nothing to do.
+    """
+    try:
+        await _score(parts, sample_id, prompt)
+    except NotFoundError:
+        log.info("sample %s is not needed any more: its group was dropped", sample_id)
+
+
+async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
     (sample,) = await parts.buffer.samples([sample_id])
     assert sample.finish_reason is not None, "only finished samples are scored"
     min_scored = parts.settings.rollout.min_group_samples
@@ -203,11 +220,16 @@ async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> No
         reward = await parts.scorer.score(task)
     except ScoringError as error:
         log.warning("sample %s could not be scored: %s", sample_id, error)
-        state = await parts.buffer.fail(sample_id, error.reason, str(error), min_scored)
+        state = await parts.buffer.fail(sample_id, error.reason, _encodable(error), min_scored)
     else:
         state = await parts.buffer.score(sample_id, reward, min_scored)
     if state in (GroupState.READY, GroupState.DROPPED):
         parts.mailbox.post(GroupClosed(sample.group_id, state is GroupState.READY))
+
+
+def _encodable(error: Exception) -> str:
+    """Its message without what UTF-8 can't hold, such as half a surrogate pair from a user's function."""
+    return str(error).encode("utf-8", "replace").decode()
 
 
 def scoring_task(
@@ -233,5 +255,5 @@ async def renew_leases(parts: SampleParts, leases: Callable[[], list[SampleLease
         await asyncio.sleep(lease_s / 3)
         if held := leases():
             lost = await parts.buffer.renew(held, lease_s)
-            for lease in lost:
+            for lease in set(lost).intersection(leases()):  # the others ended while they were renewed
                 log.warning("the lease of sample %s was lost", lease.sample_id)

@@ -4,6 +4,7 @@ Always true: every change carries the trainer's epoch into the buffer, which ref
 batch is woken when the epoch changes, so that a superseded trainer hears of it.
 """
 
+from protocol.errors import ConflictError
 from protocol.messages import Acked, Policy, StepTrained, TrainerSession
 from rollout_service.events import Changed
 from rollout_service.parts import ServiceParts
@@ -19,6 +20,12 @@ class TrainerSessions:
 
     async def open(self, durable_step: int) -> TrainerSession:
         """A new session; older ones are fenced from now on. Steps up to `durable_step` are acknowledged."""
+        last = await self._last_leased_step()
+        if durable_step > last > 0:
+            raise ConflictError(
+                f"the trainer's checkpoint is of step {durable_step}, but this run has leased only {last} steps: it is "
+                "another run's checkpoint; set trainer.default_local_dir or run.name"
+            )
         opened = await self._parts.buffer.open_trainer(durable_step)
         self._parts.delivery.discard(list(opened.released))
         await self._parts.delivery.batch_offered()
@@ -36,6 +43,7 @@ class TrainerSessions:
         """The step's update is done: capacity is free, rounds move on."""
         trained_step = await self._parts.buffer.mark_trained(step, trainer_epoch)
         self._changed()
+        self._board.trainer_connected = True
         return StepTrained(step=step, trained_step=trained_step)
 
     async def ack(self, step: int, trainer_epoch: int) -> Acked:
@@ -47,11 +55,19 @@ class TrainerSessions:
 
     async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
         """Publishing the weights after a step says that it is trained, too."""
+        last = await self._last_leased_step()
+        if step > last:
+            raise ConflictError(f"step {step} was never leased, the last one is {last}: publish what you have trained")
         policy = await self._parts.policies.publish(step, path, trainer_epoch)
+        self._board.trainer_connected = True
         if step > 0:
             await self._parts.buffer.mark_trained(step, trainer_epoch)
         self._changed()
         return policy
+
+    async def _last_leased_step(self) -> int:
+        snapshot = await self._parts.buffer.snapshot()
+        return max(snapshot.leased_steps, default=snapshot.durable_step)
 
     def _changed(self) -> None:
         self._parts.sample_parts.mailbox.post(Changed())

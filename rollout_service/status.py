@@ -20,6 +20,7 @@ class StatusBoard:
         self._parts = parts
         self._started_s = time.monotonic()
         self.trainer_connected = False
+        self.stopping = False
         self.trainer_metrics: dict[str, float] = {}
 
     async def make(self) -> Status:
@@ -56,8 +57,8 @@ class StatusBoard:
         )
 
     async def events(self) -> AsyncIterator[str]:
-        """The status as server-sent events, for ever."""
-        while True:
+        """The status as server-sent events, until the service stops."""
+        while not self.stopping:
             yield f"event: status\ndata: {(await self.make()).model_dump_json()}\n\n"
             await asyncio.sleep(EVENT_INTERVAL_S)
 

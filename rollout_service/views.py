@@ -1,9 +1,11 @@
 """From what the buffer holds to what the HTTP API shows."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from protocol.batch import Batch
 from protocol.messages import GroupView, SampleView, SegmentView
-from protocol.samples import Group, Sample
+from protocol.samples import Group, Sample, Segment
 from protocol.states import DropReason
 
 
@@ -20,6 +22,29 @@ def view_group(group: Group, decode: Callable[[Sequence[int]], str]) -> GroupVie
         step=group.step,
         drop_reason=DropReason(group.drop_reason) if group.drop_reason else None,
         samples=[_view_sample(sample, decode) for sample in group.samples],
+    )
+
+
+def with_tokens_of(group: Group, batch: Batch) -> Group:
+    """A leased group with its tokens, which are in the batch's file and no longer in Redis."""
+    rows = {header.sample_id: row for row, header in enumerate(batch.header.samples)}
+    samples = (
+        replace(s, segments=_segments(batch, rows[s.sample_id])) if s.sample_id in rows else s for s in group.samples
+    )
+    return replace(group, samples=tuple(samples))
+
+
+def _segments(batch: Batch, row: int) -> tuple[Segment, ...]:
+    begin = int(batch.sample_offsets[row] + batch.prompt_lengths[row])
+    return tuple(
+        Segment(
+            span.start,
+            span.version,
+            batch.tokens[begin + span.start : begin + span.end],
+            batch.logprobs[begin + span.start : begin + span.end],
+            span.kv_kept,
+        )
+        for span in batch.header.samples[row].segments
     )
 
 

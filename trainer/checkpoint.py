@@ -1,9 +1,12 @@
 """Checkpoints of the trainer: DeepSpeed's state, random states, and one small JSON file that says what they are.
 
-Always true: a checkpoint appears under its name whole and flushed to the disk, or not at all; it is the only thing
-that an acknowledgement rests on; the newest is what a restart goes on from. Nothing in it comes from the network.
+Always true: a checkpoint appears under its name whole and flushed to the disk, or not at all, and is never replaced, so
+that a superseded trainer which wakes in the middle of a save can't take away what its successor has acknowledged; it is
+the only thing that an acknowledgement rests on; the newest is what a restart goes on from. Nothing in it comes from the
+network.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -61,6 +64,8 @@ class Checkpoints:
 
     def restore(self, engine: PolicyEngine) -> TrainerState:
         """Load the newest checkpoint into `engine`, or begin anew if there is none."""
+        if self._ranks.is_main:
+            self._drop_unfinished()
         newest = self._ranks.share(max((p.name for p in self._finished()), key=_step_of, default=None))
         if newest is None:
             return self.new_state()
@@ -73,7 +78,7 @@ class Checkpoints:
     def save(self, engine: PolicyEngine, state: TrainerState) -> Path:
         """Write `state` and what `engine` holds, then drop the oldest beyond the number that is kept."""
         final = self._folder / f"step-{state.step:06d}"
-        partial = self._folder / f".{final.name}.partial"
+        partial = self._folder / self._ranks.share(f".{final.name}.{os.getpid()}.partial")
         if self._ranks.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -84,8 +89,7 @@ class Checkpoints:
         if self._ranks.is_main:
             (partial / STATE_NAME).write_text(state.model_dump_json(indent=1))
             _flush(partial)
-            shutil.rmtree(final, ignore_errors=True)
-            partial.replace(final)
+            _rename_unless_there(partial, final)
             _flush_folder(self._folder)
             self._drop_old()
         self._ranks.barrier()
@@ -95,6 +99,10 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return [p for p in self._folder.iterdir() if NAME_PATTERN.fullmatch(p.name) and (p / STATE_NAME).is_file()]
+
+    def _drop_unfinished(self) -> None:
+        for folder in self._folder.glob(".step-*.partial"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _drop_old(self) -> None:
         for folder in sorted(self._finished(), key=lambda p: _step_of(p.name))[: -self._kept]:
@@ -128,6 +136,16 @@ def _step_of(name: str) -> int:
     match = NAME_PATTERN.fullmatch(name)
     assert match, "only names of checkpoints come here"
     return int(match[1])
+
+
+def _rename_unless_there(partial: Path, final: Path) -> None:
+    try:
+        partial.replace(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        # Another trainer saved this step while this one was on its way to it: the two count the same groups.
+        shutil.rmtree(partial)
 
 
 def _random_state() -> dict[str, torch.Tensor]:

@@ -54,7 +54,7 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0  # a service that comes back is found within this
 POLL_WAIT_S = 20.0  # of one long poll: shorter than what proxies in between cut off
 ANSWER_MARGIN_S = 30.0  # an answer that is this much later than asked for is not coming
-STOPPING_PATIENCE_S = 10.0  # once asked to stop, do not wait longer for a service that is away
+STOPPING_PATIENCE_S = 3.0  # once asked to stop, do not wait longer for a service that is away
 QUIET_S = 30.0  # between two messages that say what is waited for
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -121,9 +121,9 @@ class ServiceClient:
         """Metrics of one step, for the service's dashboard."""
         self._call("POST", "/v1/trainers/metrics", TrainerMetrics(step=step, metrics=metrics))
 
-    def start_evaluation(self) -> Evaluation:
-        """Evaluate at the active version."""
-        return self._post("/v1/evaluations", StartEvaluation(), Evaluation)
+    def start_evaluation(self, version: int) -> Evaluation:
+        """Evaluate at `version`, as soon as it is active."""
+        return self._post("/v1/evaluations", StartEvaluation(version=version), Evaluation)
 
     def evaluation(self, evaluation_id: str) -> Evaluation:
         """How far an evaluation is."""

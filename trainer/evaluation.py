@@ -50,17 +50,14 @@ class Evaluator:
         return None
 
     def run(self, step: int) -> Evaluation | None:
-        """Evaluate the newest weights and wait: their version is active first. Raises `Stopped` when asked to stop."""
-        while not self._publisher.newest_is_settled():
-            self._publisher.settle()
-            self._pause()
+        """Evaluate the newest weights and wait. Raises `Stopped` when asked to stop."""
         self.start(step)
         done = self.wait()
         return done[1] if done else None
 
     def _begin(self) -> Evaluation | None:
         try:
-            return self._client.start_evaluation()
+            return self._client.start_evaluation(self._publisher.version)
         except FencedError:
             raise
         except AprilError as error:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 
 from protocol.batch import Batch, decode_batch
 from protocol.errors import AprilError, DataError, FencedError, SettingsError, TrainingError, UnavailableError
+from protocol.failpoints import Failpoint, failpoint
 from protocol.settings import RunSettings
 from trainer.checkpoint import Checkpoints
 from trainer.client import ServiceClient, Stopped
@@ -130,6 +131,7 @@ class TrainingLoop:
             if directive.kind == "publish":
                 self._publisher.publish(self._state.step, again=True)
                 continue
+            failpoint(Failpoint.AFTER_LEASE)
             began = time.perf_counter()
             self._train(_decoded(self._ranks.share_bytes(data), self._state.step + 1), began)
             if self._state.step % self._settings.trainer.save_freq == 0:
@@ -161,12 +163,15 @@ class TrainingLoop:
         while not self._stop.is_set():
             try:
                 data = main.fetcher.poll(LOOK_EVERY_S)
+                if data is not None:
+                    return Directive("train"), data
+                if self._publisher.failed_install() is not None:
+                    return Directive("publish"), None
             except Stopped:
                 break
-            if data is not None:
-                return Directive("train"), data
-            if self._publisher.failed_install() is not None:
-                return Directive("publish"), None
+            except UnavailableError:
+                if not self._stop.is_set():
+                    raise
         return Directive("stop"), None
 
     def _train(self, batch: Batch, began: float) -> None:
@@ -175,21 +180,31 @@ class TrainingLoop:
         if self._main and step < self._total_steps:
             self._main.fetcher.request(step + 1)
         report = self._updater.run(batch, step, held)
+        failpoint(Failpoint.AFTER_OPTIMIZER_STEP)
         self._timings |= report.timings
         self._state.step = step
         self._state.groups[step] = [g.group_id for g in batch.header.groups]
         with self._timed("publish"):
             published = bool(report.num_updates) and self._publisher.publish(step)
             if self._main and not published:
-                self._main.client.report_trained(step)
+                self._report_trained(self._main, step)
         metrics = batch_metrics(batch, held) | report.metrics
         self._count(batch, held, metrics, report.num_skipped)
         if self._main:
             self._timings["step"] = time.perf_counter() - began + self._timings.get("wait", 0.0)
             metrics |= {f"timing_s/{name}": value for name, value in self._timings.items()}
+            metrics["tokens/per_s"] = metrics["tokens/trained"] / self._timings["step"]
             metrics["trainer/version"] = self._publisher.version
             self._report(self._main, step, metrics)
         self._check_updates(report.num_updates, step)
+
+    def _report_trained(self, main: Main, step: int) -> None:
+        try:
+            main.client.report_trained(step)
+        except UnavailableError:
+            if not self._stop.is_set():
+                raise
+            LOG.warning("step %d is trained, which the service, being away, is told at the next start", step)
 
     def _count(self, batch: Batch, held: int, metrics: dict[str, float], num_skipped: int) -> None:
         totals = self._state.totals
@@ -230,6 +245,7 @@ class TrainingLoop:
         state.totals.wall_s = wall_before_s + time.perf_counter() - self._began
         with self._timed("save"):
             self._checkpoints.save(self._engine, state)
+        failpoint(Failpoint.AFTER_CHECKPOINT)
         self._saved_step = state.step
         self._state = state.model_copy(update={"groups": {}})
         if self._main:
@@ -240,6 +256,7 @@ class TrainingLoop:
                 if not self._stop.is_set():
                     raise
                 LOG.warning("step %d is saved but not acknowledged; the next start does that", state.step)
+        failpoint(Failpoint.AFTER_ACK)
 
     def _evaluate_before(self) -> None:
         if self._main and self._settings.trainer.val_before_train and self._state.step == 0:

@@ -76,6 +76,11 @@ def batch_metrics(batch: Batch, held_version: int) -> dict[str, float]:
         "lag/max": lags.max(initial=0),
         "off_policy/token_share": np.mean(lags > 0) if len(lags) else 0,
     }
+    parts: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.reward_parts.items():
+            parts.setdefault(name, []).append(value)
+    metrics |= {f"reward_parts/{name}": np.mean(values) for name, values in parts.items()}
     return {name: float(value) for name, value in metrics.items()}
 
 

@@ -89,10 +89,6 @@ class Publisher:
         LOG.error("version %d (step %d) was not installed: %s", policy.version, policy.step, policy.error)
         return None if self._retried else policy.step
 
-    def newest_is_settled(self) -> bool:
-        """Rank 0: whether the newest version is installed, superseded or given up."""
-        return self._pending is None
-
     def _write_and_announce(self, folder: Path, step: int) -> bool:
         try:
             self._write(folder, step)
@@ -105,7 +101,12 @@ class Publisher:
         self.settle()
         try:
             policy = client.publish(step, str(folder.resolve()))
-        except (FencedError, UnavailableError):
+        except UnavailableError:
+            if not client.stop.is_set():
+                raise
+            LOG.warning("step %d: asked to stop while the service is away; the next start publishes its weights", step)
+            return False
+        except FencedError:
             raise
         except AprilError as error:
             self._num_failures += 1

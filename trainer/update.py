@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protocol.batch import Batch
 from protocol.errors import DataError
+from protocol.failpoints import Failpoint, failpoint
 from protocol.settings import RunSettings
 from trainer.advantages import ADVANTAGE_ESTIMATORS, Estimator
 from trainer.distributed import Ranks
@@ -80,6 +81,7 @@ class Updater:
         began = time.perf_counter()
         self._log_probs_ahead(minis)
         report.timings["logprobs"] = time.perf_counter() - began
+        failpoint(Failpoint.MID_STEP)
         began = time.perf_counter()
         sums, maxima = torch.zeros(len(SUM_NAMES)).double(), torch.zeros(len(MAX_NAMES)).double()
         norms: list[float] = []

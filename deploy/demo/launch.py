@@ -22,6 +22,7 @@ from protocol.messages import Status
 from protocol.settings import RunSettings, load_settings
 
 POLL_S = 1.0  # people watch it
+REPORT_WIDTH = 110  # a pipe has no width; the ledger's line needs this much
 THREADS = {"OMP_NUM_THREADS": "1"}  # service and trainer share the machine: one core each on a small one
 
 
@@ -36,6 +37,7 @@ def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | N
         seed = load_settings(run_toml, [f"--run.dir={run_dir}", *overrides]).run.seed
         with reporting("base policy") as progress:
             policy = make_base_policy(default_cache_dir(), seed, progress)
+        _say(f"the base policy is {policy}")
         redis = EmbeddedRedis(run_dir / "redis")
         redis.start()
         stack.callback(redis.stop)
@@ -70,7 +72,10 @@ def _free_port() -> int:
 
 def _watch(settings: RunSettings, service: Child, trainer: Child) -> Status:
     """Show progress until the trainer has ended; the service's last status."""
-    with httpx.Client(base_url=settings.trainer.service_url, timeout=10) as client, _progress() as show:
+    with (
+        httpx.Client(base_url=settings.trainer.service_url, timeout=10) as client,
+        _progress(settings.trainer.total_training_steps) as show,
+    ):
         while trainer.process.poll() is None:
             service.check_alive()
             if status := _status(client):
@@ -91,7 +96,7 @@ def _status(client: httpx.Client) -> Status | None:
 
 
 @contextmanager
-def _progress() -> Generator[Callable[[Status], None]]:
+def _progress(steps: int | None) -> Generator[Callable[[Status], None]]:
     """On a terminal one line that changes; otherwise a JSON line for each trained step."""
     if sys.stdout.isatty():
         with Live(console=Console(), transient=True, auto_refresh=False) as live:
@@ -99,14 +104,15 @@ def _progress() -> Generator[Callable[[Status], None]]:
         return
     shown = -1
 
-    def line(status: Status) -> None:
+    def show(status: Status) -> None:
         nonlocal shown
         if status.trained_step != shown:
             shown = status.trained_step
             reward = status.trainer_metrics.get("reward/mean")
-            print(json.dumps({"event": "step", "step": shown, "reward": reward, "waits": status.waits}), flush=True)
+            line = {"event": "step", "step": shown, "steps": steps, "reward": reward, "waits": status.waits}
+            print(json.dumps(line), flush=True)
 
-    yield line
+    yield show
 
 
 def _summarise(settings: RunSettings, status: Status, processes: Processes, wall_s: float) -> DemoSummary:
@@ -133,7 +139,10 @@ def _summarise(settings: RunSettings, status: Status, processes: Processes, wall
 
 
 def _report(summary: DemoSummary, json_file: Path | None) -> None:
-    Console().print(summary_table(summary))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=REPORT_WIDTH)
+    console.print(summary_table(summary))
     _say("what it learned is mostly to stop being lazy: the base policy was made to give up early")
     if json_file:
         json_file.write_text(summary.model_dump_json(indent=2) + "\n")

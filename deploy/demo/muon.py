@@ -37,7 +37,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon over 2-D parameters; those of one shape are orthogonalized together."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float) -> None:
         """`lr` is the spectral size of one update of a wide matrix."""
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
@@ -63,14 +63,16 @@ class Muon(torch.optim.Optimizer):
             weight.sub_(update, alpha=scale)
 
 
-def make_optimizers(model: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: nn.Module, matrix_lr: float, matrix_momentum: float, other_lr: float
+) -> list[torch.optim.Optimizer]:
     """Muon for the matrices between embedding and head; AdamW, without weight decay, for the rest."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name and "head" not in name]
     taken = {id(p) for p in matrices}
     others = [p for _, p in named if id(p) not in taken]
     return [
-        Muon(matrices, matrix_lr),
+        Muon(matrices, matrix_lr, matrix_momentum),
         torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 

@@ -52,7 +52,7 @@ def summary_table(summary: DemoSummary) -> Table:
         ("  of these resumed at least once", str(summary.samples_resumed)),
         ("  written by several policy versions", str(summary.samples_multi_version)),
         ("tokens generated / trained", f"{summary.tokens_generated:,} / {summary.tokens_trained:,}"),
-        ("trained tokens of an older version", f"{summary.off_policy_token_share:.1%}"),
+        ("trained tokens older than the step (lookahead 1: most)", f"{summary.off_policy_token_share:.1%}"),
         ("lag of trained tokens, mean / max", f"{summary.mean_lag:.2f} / {summary.max_lag}"),
         ("surplus groups kept", str(summary.surplus_groups_kept)),
         ("ledger", _ledger(summary.ledger)),

@@ -7,7 +7,7 @@ from fastapi import Header, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protocol.errors import UnauthorizedError
-from protocol.messages import TRAINER_EPOCH_HEADER
+from protocol.messages import MAX_STEP, TRAINER_EPOCH_HEADER
 from rollout_service.app.host import Host, Running
 from rollout_service.app.problems import problem
 
@@ -31,10 +31,13 @@ def require_token(request: Request, authorization: Annotated[str | None, Header(
         return
     expected = f"Bearer {token.get_secret_value()}"
     if authorization is None or not hmac.compare_digest(authorization.encode(), expected.encode()):
-        raise UnauthorizedError("send the service's token as 'Authorization: Bearer TOKEN'")
+        raise UnauthorizedError(
+            "this service wants its token: set APRIL_SERVICE__TOKEN for april train, or send"
+            " 'Authorization: Bearer TOKEN'"
+        )
 
 
-TrainerEpoch = Annotated[int, Header(alias=TRAINER_EPOCH_HEADER, ge=1)]
+TrainerEpoch = Annotated[int, Header(alias=TRAINER_EPOCH_HEADER, ge=1, le=MAX_STEP)]
 
 
 class BodyLimit:

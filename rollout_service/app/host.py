@@ -46,6 +46,8 @@ class Host:
         self._running = Running(parts, board, TrainerSessions(parts, board))
 
     def stopping(self) -> None:
-        """From now on routes answer 503."""
+        """From now on routes answer 503, and event streams end."""
+        if self._running is not None:
+            self._running.board.stopping = True
         self._running = None
         self.waits_for = "everything to be parked before it stops"

@@ -1,5 +1,6 @@
 """Routes of operators: status, events, settings, pause and drain, groups, health, metrics."""
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -10,7 +11,7 @@ from protocol.errors import UnavailableError
 from protocol.messages import Control, GroupView, LiveSettings, SettingsView, Status
 from rollout_service.app.access import host_of, require_token, running_service
 from rollout_service.app.host import Host, Running
-from rollout_service.views import view_group
+from rollout_service.views import view_group, with_tokens_of
 
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_token)], tags=["operator"])
 metrics_router = APIRouter(dependencies=[Depends(require_token)], tags=["operator"])
@@ -70,6 +71,8 @@ async def drain(service: Service) -> Control:
 async def get_group(group_id: str, service: Service) -> GroupView:
     """One group with its segments, versions, log-probs and rewards."""
     (group,) = await service.parts.buffer.groups([group_id])
+    if group.step is not None and (batch := await service.parts.delivery.read_batch(group.step)):
+        group = with_tokens_of(group, batch)
     return view_group(group, service.parts.sample_parts.decode)
 
 
@@ -93,8 +96,10 @@ async def readyz(host: HostOf) -> JSONResponse:
         service = host.running
     except UnavailableError:
         return JSONResponse({"ready": False, "waits": [host.waits_for]}, 503)
-    waits = list(service.parts.loop.scheduler.waits)
-    return JSONResponse({"ready": True, "waits": waits}, 200)
+    since = service.parts.sample_parts.buffer.waiting_since
+    if since is not None:
+        return JSONResponse({"ready": False, "waits": [f"Redis, for {time.time() - since:.0f} s"]}, 503)
+    return JSONResponse({"ready": True, "waits": list(service.parts.loop.scheduler.waits)}, 200)
 
 
 def _control(service: Running) -> Control:

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from protocol.batch import MEDIA_TYPE, batch_to_json, decode_batch
 from protocol.messages import (
     BATCH_SHA256_HEADER,
+    MAX_STEP,
     Acked,
     Evaluation,
     LeaseBatch,
@@ -25,7 +26,7 @@ from rollout_service.app.host import Host, Running
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_token)], tags=["trainer"])
 
 Service = Annotated[Running, Depends(running_service)]
-Step = Annotated[int, Path(ge=1)]
+Step = Annotated[int, Path(ge=1, le=MAX_STEP)]
 
 
 @router.post("/trainers")
@@ -45,6 +46,7 @@ async def lease_batch(
     """The batch of a step, waiting for it: safetensors or JSON by `Accept`; 204 if it is not ready by then."""
     wait_s = min(body.wait_s, host.settings.service.max_wait_s)
     leased = await service.parts.delivery.lease(body.step, trainer_epoch, wait_s)
+    service.board.trainer_connected = True
     if leased is None:
         return Response(status_code=204)
     data, sha256 = leased
@@ -73,15 +75,15 @@ async def publish_policy(body: PublishPolicy, service: Service, trainer_epoch: T
 
 
 @router.get("/policies/{version}")
-async def get_policy(version: Annotated[int, Path(ge=0)], service: Service) -> Policy:
+async def get_policy(version: Annotated[int, Path(ge=0, le=MAX_STEP)], service: Service) -> Policy:
     """Where a version is."""
     return await service.parts.policies.get(version)
 
 
 @router.post("/evaluations", status_code=202)
 async def start_evaluation(body: StartEvaluation, service: Service) -> Evaluation:
-    """Evaluate the held-out prompts at the active version."""
-    return await service.parts.evaluations.start(body)
+    """Evaluate the held-out prompts at the active version, or at the version asked for once it is active."""
+    return service.parts.evaluations.start(body)
 
 
 @router.get("/evaluations/{evaluation_id}")

@@ -25,7 +25,7 @@ SEED_BITS = 31  # torch seeds of every backend fit
 COMMON_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings at every start are about choices that were made here
     # A forked engine would keep this service's sockets open after its death.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }

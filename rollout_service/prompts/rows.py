@@ -66,10 +66,18 @@ def read_prompt(value: Any, origin: str) -> str | list[Message]:
     if isinstance(value, str):
         if not value:
             raise DataError(f"{origin}: the prompt is empty; remove the row")
-        return value
+        return _encodable(value, origin)
     if not isinstance(value, list) or not value:
         raise DataError(f"{origin}: the prompt is a {type(value).__name__}; it must be a string or a list of messages")
     return [_read_message(message, origin) for message in cast(list[Any], value)]
+
+
+def _encodable(text: str, origin: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{origin}: the prompt holds half a surrogate pair at {error.start}; mend the text") from error
+    return text
 
 
 def read_extra(value: Any, origin: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def call_source(spec: str, settings: RunSettings) -> tuple[list[Row], list[Row]]
     function = import_function(spec, "data.source")
     try:
         result = function(settings)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # The function is the user's: whatever it raises is the answer to why there are no prompts.
         raise DataError(f"data.source = {spec!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(cast(tuple[Any, ...], result)) != 2:

@@ -214,7 +214,7 @@ class RoundScheduler:
 
     def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
         missing = self.limits.batch_groups - self.unspoken(seen)
-        waits = [f"{missing} of {self.limits.batch_groups} groups to be ready"] if missing > 0 else []
+        waits = [f"{missing} more groups to be ready, of {self.limits.batch_groups}"] if missing > 0 else []
         if missing <= 0:
             waits.append(f"{self.num_must_finish(seen)} groups that must finish to keep max_lag")
         return tuple(waits)

@@ -30,7 +30,7 @@ def test_changed_file(folder):
 
 def test_missing_file(folder):
     (folder / "model.safetensors").unlink()
-    with pytest.raises(WeightsError, match="lacks model"):
+    with pytest.raises(WeightsError, match="lacks the plain file model"):
         verify_manifest(folder)
 
 

@@ -91,5 +91,5 @@ def test_correction_is_never_off_by_default(run_toml):
 
 
 def test_every_setting_has_help():
-    missing = [name for name, text in iter_fields() if not text]
+    missing = [setting.name for setting in iter_fields() if not setting.help]
     assert not missing

@@ -35,7 +35,7 @@ def test_matrices_are_orthogonalized_apart_from_each_other() -> None:
 @pytest.mark.parametrize(("shape", "scale"), [((16, 32), 1.0), ((32, 16), 2**0.5)])
 def test_a_step_has_the_size_of_its_learning_rate_whatever_the_gradient(shape: tuple[int, int], scale: float) -> None:
     weight = nn.Parameter(torch.zeros(shape))
-    optimizer = Muon([weight], lr=0.1)
+    optimizer = Muon([weight], lr=0.1, momentum=0.9)
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(3))
     weight.grad = 1e-4 * gradient
     optimizer.step()
@@ -58,13 +58,13 @@ def test_momentum_carries_earlier_gradients_into_a_step() -> None:
 def test_a_matrix_without_a_gradient_stays_finite() -> None:
     weight = nn.Parameter(torch.ones(8, 8))
     weight.grad = torch.zeros(8, 8)
-    Muon([weight], lr=0.1).step()
+    Muon([weight], lr=0.1, momentum=0.9).step()
     assert torch.equal(weight.detach(), torch.ones(8, 8))
 
 
 def test_every_parameter_has_one_optimizer_and_embeddings_have_adamw() -> None:
     model = make_model(seed=0)
-    muon, adamw = make_optimizers(model, matrix_lr=0.02, other_lr=4e-3)
+    muon, adamw = make_optimizers(model, matrix_lr=0.02, matrix_momentum=0.8, other_lr=4e-3)
     taken = [[id(p) for group in o.param_groups for p in group["params"]] for o in (muon, adamw)]
     assert sorted(taken[0] + taken[1]) == sorted(id(p) for p in model.parameters())
     assert isinstance(muon, Muon)
