@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
+from protocol.errors import UnavailableError
 from protocol.messages import Status
 from protocol.states import SampleState
 from rollout_service.status import StatusBoard
@@ -28,7 +29,8 @@ async def show_progress(board: StatusBoard) -> None:
 async def _live(board: StatusBoard) -> None:
     with Live(console=_console(), transient=True, auto_refresh=False) as live:
         while True:
-            live.update(Text(progress_line(await board.make())), refresh=True)
+            status = await _status(board)
+            live.update(Text(progress_line(status) if status else "waiting for Redis"), refresh=True)
             await asyncio.sleep(REFRESH_S)
 
 
@@ -41,11 +43,19 @@ def _console() -> Console:
 async def _json_lines(board: StatusBoard) -> None:
     shown = 0
     while True:
-        status = await board.make()
-        if status.round and status.round.round > shown:
+        status = await _status(board)
+        if status and status.round and status.round.round > shown:
             shown = status.round.round
             print(json.dumps(progress_record(status)), flush=True)
         await asyncio.sleep(REFRESH_S)
+
+
+async def _status(board: StatusBoard) -> Status | None:
+    """The status, or None while Redis is away: showing progress must not end the service."""
+    try:
+        return await board.make()
+    except UnavailableError:
+        return None
 
 
 def progress_line(status: Status) -> str:

@@ -1,11 +1,13 @@
 """The state of the service in one message, made when asked for and once a second while somebody listens."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from protocol.errors import UnavailableError
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
 from rollout_service.parts import ServiceParts
@@ -59,7 +61,10 @@ class StatusBoard:
     async def events(self) -> AsyncIterator[str]:
         """The status as server-sent events, until the service stops."""
         while not self.stopping:
-            yield f"event: status\ndata: {(await self.make()).model_dump_json()}\n\n"
+            try:
+                yield f"event: status\ndata: {(await self.make()).model_dump_json()}\n\n"
+            except UnavailableError as error:
+                yield f"event: unavailable\ndata: {json.dumps(str(error))}\n\n"
             await asyncio.sleep(EVENT_INTERVAL_S)
 
     def _engines(self) -> list[EngineStatus]:
