@@ -98,8 +98,8 @@ class Publisher:
             LOG.error("the weights after step %d can't be written to %s (%s); going on without", step, folder, error)
             return False
         client = self._require_client()
-        self.settle()
         try:
+            self.settle()
             policy = client.publish(step, str(folder.resolve()))
         except UnavailableError:
             if not client.stop.is_set():

@@ -95,6 +95,7 @@ class Process:
     popen: subprocess.Popen[bytes]
     log: Path
     stopped: bool = False
+    armed: bool = False  # with a failpoint, which may strike in its last moments
 
     @property
     def alive(self) -> bool:
@@ -202,7 +203,7 @@ class System:
                 start_new_session=True,
             )
         self.journal.write("started", process=name, child=popen.pid, failpoint=(environment or {}).get(VARIABLE, ""))
-        child = Process(name, popen, log)
+        child = Process(name, popen, log, armed=VARIABLE in (environment or {}))
         self.children.append(child)
         return child
 

@@ -9,6 +9,7 @@ order, and only then is the history judged. What doesn't come to rest is a viola
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -125,7 +126,8 @@ def _end(system: System) -> list[Violation]:
     for process in [*system.trainers, system.service]:
         assert process is not None, "it was started with the system"
         code = process.end()
-        if code not in (0, FENCED_EXIT):
+        struck = process.armed and code == -signal.SIGKILL
+        if code not in (0, FENCED_EXIT) and not struck:
             violations.append(Violation("liveness", f"the {process.name} ended with {code}:\n{process.tail(12)}"))
     return violations
 

@@ -44,7 +44,7 @@ def test_killed_trainer_goes_on_from_its_checkpoint_and_the_ledger_balances(run)
 
 def test_terminated_service_parks_everything_and_goes_on(run):
     service = run.start("serve", "--data.max_response_length=200")
-    run.until(lambda s: s.samples[SampleState.RUNNING] > 0, service)
+    run.until(lambda s: s.samples[SampleState.RUNNING] > 0 and s.counters.get("tokens_appended", 0) > 0, service)
     assert service.stop() == 0, service.tail()
     again = run.start("serve", "--data.max_response_length=200")
     status = run.until(lambda s: s.offered > 0, again)
