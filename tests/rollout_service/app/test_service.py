@@ -2,47 +2,17 @@
 
 import asyncio
 import hashlib
-import shutil
 
-import numpy as np
 import pytest
 
 from buffer.memory import MemoryBuffer
 from buffer.memory_store import MemoryStore
-from protocol.errors import FencedError
 from protocol.messages import BATCH_SHA256_HEADER, TRAINER_EPOCH_HEADER
 from protocol.states import SampleState
-from rollout_service.engines.simulated import simulated_logprobs, simulated_tokens
-from rollout_service.events import Changed
+from tests.support.provenance import check_provenance, train_steps
 from tests.support.service import running_service, service_settings
 
 pytestmark = pytest.mark.timeout(120)
-
-
-async def train_steps(service, headers, steps, first=1):
-    batches = []
-    for step in range(first, first + steps):
-        batches.append(await service.batch(step, headers))
-        await service.publish(step, headers)
-    return batches
-
-
-def check_provenance(batch):
-    """Every token is the one that the labelled version writes at its place: none lost, doubled or mislabelled."""
-    for index, sample in enumerate(batch.header.samples):
-        begin, end = batch.sample_offsets[index : index + 2]
-        begin += batch.prompt_lengths[index]
-        tokens, logprobs = batch.tokens[begin:end], batch.logprobs[begin:end]
-        spans = [(s.start, s.end, s.version) for s in sample.segments]
-        assert spans[0][0] == 0
-        assert spans[-1][1] == end - begin
-        for start, stop, version in spans:
-            written = simulated_tokens(sample.sample_id, start, stop - start, version)
-            last = stop == end - begin and sample.finish_reason == "stop"
-            count = stop - start - last
-            np.testing.assert_array_equal(tokens[start:stop][:count], written[:count])
-            expected = simulated_logprobs(sample.sample_id, start, stop - start, version)
-            np.testing.assert_array_equal(logprobs[start:stop][:count], expected[:count])
 
 
 async def test_steps_are_delivered_with_exact_provenance_over_many_versions(tmp_path):
@@ -334,94 +304,3 @@ async def test_bad_requests_get_problem_documents(tmp_path, method, path, kwargs
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["detail"]
         assert (await service.client.get("/v1/status")).json()["ledger_error"] == 0
-
-
-async def test_a_group_dropped_under_its_running_samples_ends_quietly(tmp_path):
-    settings = service_settings(tmp_path, rollout={"n": 4, "min_group_samples": 4})
-    async with running_service(settings, lengths=lambda i: 3 if i.endswith(".000") else 60) as service:
-        service.scorer.fails = lambda task: int(task.prompt.split()[1]) % 2 == 0 and task.sample_id.endswith(".000")
-        headers = await service.open_trainer()
-        batches = await train_steps(service, headers, 3)
-        status = (await service.client.get("/v1/status")).json()
-    assert status["ledger"]["dropped"] > 0
-    assert status["ledger_error"] == 0
-    for batch in batches:
-        check_provenance(batch)
-
-
-async def test_a_service_that_was_taken_over_stops(tmp_path):
-    store = MemoryStore()
-    settings = service_settings(tmp_path)
-    async with running_service(settings, MemoryBuffer(store)) as service:
-        await MemoryBuffer(store).claim_service("other")
-        service.parts.sample_parts.mailbox.post(Changed())
-        with pytest.raises(FencedError, match=r"taken over|does not own"):
-            await service.loop_task
-
-
-async def test_a_replica_that_dies_idle_is_restarted(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        watching = asyncio.create_task(service.parts.loop.watch())
-        await service.client.post("/v1/pause")
-        await service.until(lambda: not service.parts.loop.num_running)
-        service.engines[0].die()
-        await service.until(lambda: service.engines[0].stats().num_restarts == 1)
-        await service.client.post("/v1/resume")
-        check_provenance(await service.batch(1, await service.open_trainer()))
-        watching.cancel()
-
-
-async def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        headers = await service.open_trainer()
-        await train_steps(service, headers, 1)
-        response = await service.client.post("/v1/trainers", json={"durable_step": 9})
-        huge = await service.client.post("/v1/trainers", json={"durable_step": 2**70})
-    assert response.status_code == 409
-    assert "another run's checkpoint" in response.json()["detail"]
-    assert huge.status_code == 422
-
-
-async def test_a_step_that_was_never_leased_is_not_published(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        headers = await service.open_trainer()
-        body = {"step": 9, "path": service.write_weights(9)}
-        response = await service.client.post("/v1/policies", json=body, headers=headers)
-        status = (await service.client.get("/v1/status")).json()
-    assert response.status_code == 409
-    assert status["newest_version"] == 0
-
-
-async def test_restored_weights_are_no_new_version_when_they_are_the_newest(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        headers = await service.open_trainer()
-        await service.batch(1, headers)
-        assert await service.publish(1, headers) == 1
-        headers = await service.open_trainer(durable_step=1)
-        copy = service.parts.settings.weights_root / "again"
-        shutil.copytree(service.parts.settings.weights_root / "step-1", copy)
-        body = {"step": 1, "path": "again"}
-        assert (await service.client.post("/v1/policies", json=body, headers=headers)).json()["version"] == 1
-
-
-async def test_an_evaluation_waits_for_the_version_that_it_was_asked_for(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        headers = await service.open_trainer()
-        started = (await service.client.post("/v1/evaluations", json={"version": 2})).json()
-        await train_steps(service, headers, 3)
-        await service.until(lambda: service.parts.evaluations.get(started["id"]).state != "running")
-        found = service.parts.evaluations.get(started["id"])
-    assert found.state == "done"
-    assert found.version >= 2
-
-
-async def test_waiting_for_a_batch_ends_when_the_service_stops(tmp_path):
-    async with running_service(service_settings(tmp_path)) as service:
-        headers = await service.open_trainer()
-        await service.client.post("/v1/pause")
-        await service.batch(1, headers) if service.parts.loop.snapshot.offered else None
-        body = {"step": 1 + service.parts.loop.snapshot.outstanding, "wait_s": 60}
-        waiting = asyncio.create_task(service.client.post("/v1/batches", json=body, headers=headers))
-        await asyncio.sleep(0)
-        await service.parts.delivery.stop()
-        assert (await waiting).status_code in (503, 409)
