@@ -16,7 +16,7 @@ install: $(READY)
 
 $(READY): pyproject.toml requirements/constraints-cpu.txt requirements/cpu-overrides.txt
 	@echo "installing into $(VENV), which takes some minutes the first time"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet uv==$(UV_VERSION)
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --compile-bytecode $(TORCH_SOURCE) \
 		--constraint requirements/constraints-cpu.txt --override requirements/cpu-overrides.txt -e '.[$(EXTRAS)]'
