@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from buffer.interface import CursorMove, GroupBrief, NewGroup, SampleBrief, SampleLease, Snapshot
+from buffer.open import limits_of
 from protocol.errors import FencedError, NotFoundError
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import RoundStatus
@@ -94,6 +95,7 @@ class RoundLoop:
         )
         self.snapshot: Snapshot | None = None
         self._service_epoch = service_epoch
+        self._caps = limits_of(settings)
 
     @property
     def num_running(self) -> int:
@@ -199,6 +201,7 @@ class RoundLoop:
             newest_step=self._policies.newest.step,
             pending_version=pending.version if pending else None,
             generation_allowed=self._control.generation_allowed,
+            admission_room=self._caps.room(snapshot, self.scheduler.limits.group_samples),
         )
 
     def _apply(self, event: Event) -> None:
@@ -242,7 +245,7 @@ class RoundLoop:
 
     async def _admit(self, num_groups: int) -> None:
         assert self.snapshot is not None, "decisions follow a snapshot"
-        cursor = (await self._parts.buffer.snapshot()).cursor
+        cursor = self.snapshot.cursor
         prompts, after = self._prompts.take(cursor or START_CURSOR, num_groups)
         groups = [NewGroup(prompt, self.scheduler.limits.group_samples) for prompt in prompts]
         version = self.snapshot.active_version

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from protocol.settings.rollout import Cut, OnInstall
 
+NO_CAP = 1 << 62  # more groups than any buffer holds
+
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
@@ -25,7 +27,7 @@ class Observation:
     `slots`: sequences that the engines can decode at once, less what evaluations hold. `ready`: READY groups, offered
     ones included. `offered`: batches offered and not leased. `leased_untrained`: batches leased and not trained.
     `newest_version`/`newest_step`: the newest published policy and the step it comes after. `pending_version`: a
-    published version that waits to be installed.
+    published version that waits to be installed. `admission_room`: groups that the buffer's caps still admit.
     """
 
     now_s: float
@@ -40,6 +42,7 @@ class Observation:
     newest_step: int
     pending_version: int | None = None
     generation_allowed: bool = True
+    admission_room: int = NO_CAP
 
     @property
     def outstanding(self) -> int:

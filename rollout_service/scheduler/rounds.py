@@ -210,11 +210,14 @@ class RoundScheduler:
         in_flight = len(self.table.groups) + self._admitting
         below_target = self.target_groups() - self.unspoken(seen) - in_flight
         batches = self.limits.max_lag - (seen.next_unleased_version - seen.active_version) + 1
-        return min(below_target, batches * self.limits.batch_groups - in_flight - seen.ready)
+        in_time = batches * self.limits.batch_groups - in_flight - seen.ready
+        return min(below_target, in_time, seen.admission_room - self._admitting)
 
     def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
         missing = self.limits.batch_groups - self.unspoken(seen)
         waits = [f"{missing} more groups to be ready, of {self.limits.batch_groups}"] if missing > 0 else []
+        if missing > 0 and seen.admission_room <= 0:
+            waits.append("room in the buffer: raise buffer.max_groups or buffer.max_bytes if nothing else moves")
         if missing <= 0:
             waits.append(f"{self.num_must_finish(seen)} groups that must finish to keep max_lag")
         return tuple(waits)

@@ -7,6 +7,7 @@ import pytest
 
 from buffer.memory import MemoryBuffer
 from buffer.memory_store import MemoryStore
+from buffer.open import limits_of
 from protocol.errors import FencedError
 from rollout_service.events import Changed
 from tests.support.provenance import check_provenance, train_steps
@@ -104,3 +105,15 @@ async def test_waiting_for_a_batch_ends_when_the_service_stops(tmp_path):
         await asyncio.sleep(0)
         await service.parts.delivery.stop()
         assert (await waiting).status_code in (503, 409)
+
+
+async def test_a_full_buffer_is_waited_for(tmp_path):
+    settings = service_settings(tmp_path, buffer={"max_groups": 5}, rollout={"lookahead": 0})
+    buffer = MemoryBuffer(limits=limits_of(settings))
+    async with running_service(settings, buffer) as service:
+        headers = await service.open_trainer()
+        for batch in await train_steps(service, headers, 3):
+            check_provenance(batch)
+        snapshot = await service.parts.buffer.snapshot()
+    assert snapshot.held_groups <= 5
+    assert snapshot.ledger.error == 0

@@ -261,3 +261,13 @@ def test_a_sample_that_makes_its_group_urgent_is_not_queued_again():
     assert world.scheduler.num_must_finish(world.seen) == 4
     assert len(table.running) == 8
     assert table.num_waiting == 0
+
+
+def test_no_more_groups_are_admitted_than_the_buffer_has_room_for():
+    world = World(limits(), slots=100)
+    world.see(admission_room=3)
+    assert world.scheduler.decide(world.seen)[1:] == [Admit(3)]
+    world = World(limits(), slots=100)
+    world.see(admission_room=0)
+    assert not [d for d in world.scheduler.decide(world.seen) if isinstance(d, Admit)]
+    assert any("room in the buffer" in wait for wait in world.scheduler.waits)
