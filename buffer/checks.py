@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from buffer.interface import Limits, NewGroup
 from buffer.keys import MAX_GROUP_SAMPLES
-from protocol.errors import ConflictError, RequestError, UnavailableError
+from protocol.errors import BufferFullError, ConflictError, RequestError
 
 
 def check_sizes(groups: Sequence[NewGroup]) -> None:
@@ -35,12 +35,12 @@ def check_room(groups: Sequence[NewGroup], limits: Limits, held_groups: int, hel
     """Refuse an admission that would hold more than the limits."""
     num_bytes = sum(group.num_samples for group in groups) * limits.sample_bytes
     if groups and held_groups + len(groups) > limits.max_groups:
-        raise UnavailableError(
+        raise BufferFullError(
             f"{held_groups} groups are not trained yet, {len(groups)} more would pass "
             f"buffer.max_groups = {limits.max_groups}: train a step first, or raise it"
         )
     if limits.max_bytes and num_bytes and held_bytes + num_bytes > limits.max_bytes:
-        raise UnavailableError(
+        raise BufferFullError(
             f"{held_bytes} bytes are held by groups that are not trained yet, {num_bytes} more would pass "
             f"buffer.max_bytes = {limits.max_bytes}: train a step first, or raise it"
         )

@@ -55,7 +55,7 @@ class Generation:
             fixed = [nonce, first, version, cursor.before, cursor.after, *limits]
             return keys, [*fixed, *(arg for text in texts for arg in text)]
 
-        await self._store.transition_on_read("admit", read)
+        await self._store.transition_on_read("admit", read, waits_when_full=False)
         return [new_group(seq, group, version) for seq, group in enumerate(groups, first)]
 
     async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:

@@ -74,7 +74,10 @@ class SampleLease:
 
 @dataclass(frozen=True, slots=True)
 class SampleBrief:
-    """A sample without its tokens: what the scheduler decides on. `oldest_version` is None before the first token."""
+    """A sample without its tokens: what the scheduler decides on. `oldest_version` is None before the first token.
+
+    `aside_s`: how long ago, by the store's clock, it was last set aside (parked, or queued again); None if never.
+    """
 
     sample_id: str
     group_id: str
@@ -85,6 +88,7 @@ class SampleBrief:
     num_resumes: int
     num_failures: int
     num_expiries: int = 0
+    aside_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,8 @@ class ContinuationBuffer(Protocol):
     async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
         """Admit groups (OPEN, their samples QUEUED) and move the data cursor, all in one transaction.
 
-        Raises UnavailableError, at once and with nothing admitted, if they would pass the buffer's `Limits`.
+        Raises BufferFullError, at once and with nothing admitted, if they would pass the buffer's `Limits` or the
+        store has no memory left.
         """
         ...
 

@@ -56,7 +56,7 @@ class MemoryBuffer:
         self._service_epoch = self.store.service_epoch
         for sample in self.store.all_samples():
             if sample.state is SampleState.RUNNING:
-                sample.set_aside()
+                sample.set_aside(self.store.now_ms())
                 sample.worker = ""
         return self._service_epoch
 
@@ -146,7 +146,7 @@ class MemoryBuffer:
         aside = sample.state in (SampleState.PARKED, SampleState.QUEUED)
         if not (aside and self._is_repeat(sample, piece)):
             self._take_last(sample, piece, "parked")
-            sample.set_aside()
+            sample.set_aside(self.store.now_ms())
 
     async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
         """See `ContinuationBuffer.finish`."""
@@ -169,7 +169,7 @@ class MemoryBuffer:
         sample.error, sample.failed_attempt = error, lease.attempt
         if sample.num_failures >= max_failures:
             return store.fail_sample(sample, FailReason.ENGINE_ERROR, error)
-        sample.set_aside()
+        sample.set_aside(store.now_ms())
         return None
 
     async def score(self, sample_id: str, reward: Reward, min_scored: int) -> GroupState:

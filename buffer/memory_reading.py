@@ -91,6 +91,7 @@ class MemoryReading:
             num_resumes=sample.num_resumes,
             num_failures=sample.num_failures,
             num_expiries=sample.num_expiries,
+            aside_s=None if sample.aside_ms is None else max(0, self._store.now_ms() - sample.aside_ms) / 1000,
         )
 
     def _group(self, group_id: str) -> Group:

@@ -49,6 +49,7 @@ class SampleRecord:
     num_resumes: int = 0
     num_failures: int = 0
     num_expiries: int = 0
+    aside_ms: int | None = None
     failed_attempt: int = 0
     finish_reason: FinishReason | None = None
     reward: Reward | None = None
@@ -60,8 +61,9 @@ class SampleRecord:
         check_sample_transition(self.sample_id, self.state, state)
         self.state = state
 
-    def set_aside(self) -> None:
+    def set_aside(self, now_ms: int) -> None:
         """RUNNING → PARKED, or QUEUED if there is no token."""
+        self.aside_ms = now_ms
         self.move(SampleState.PARKED)
         if self.num_tokens == 0:
             self.state = SampleState.QUEUED
@@ -236,7 +238,7 @@ class MemoryStore:
         """RUNNING → set aside, because its lease ran out."""
         sample.num_expiries += 1
         self.counters["leases_expired"] += 1
-        sample.set_aside()
+        sample.set_aside(self.now_ms())
 
     def fail_sample(self, sample: SampleRecord, reason: FailReason, error: str) -> GroupState:
         """→ FAILED, and what becomes of the group."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from protocol.errors import UnavailableError
+from protocol.errors import BufferFullError, UnavailableError
 
 FIRST_WAIT_S = 0.02  # a connection that was cut is there again at once
 LONGEST_WAIT_S = 1.0  # more would idle the engines after Redis is back, less would load it while it reads its AOF
@@ -47,26 +47,34 @@ class Outage:
                 _LOG.warning("Redis %s after %.1f s", "answers again" if answered else "was given up", waited_s)
 
 
-async def patiently(call: Callable[[], Awaitable[T]], patience_s: float, outage: Outage) -> T:
-    """What `call` returns, the first time or a later one; its last UnavailableError when patience has run out."""
+async def patiently(
+    call: Callable[[], Awaitable[T]], patience_s: float, outage: Outage, waits_when_full: bool = True
+) -> T:
+    """What `call` returns, the first time or a later one; its last UnavailableError when patience has run out.
+
+    Without `waits_when_full` a BufferFullError is raised whenever it comes.
+    """
     deadline = time.monotonic() + patience_s
     try:
         return await call()
     except UnavailableError as error:
-        if patience_s <= 0:
+        if patience_s <= 0 or (isinstance(error, BufferFullError) and not waits_when_full):
             raise
         first = error
     with outage.waiting(first):
-        return await _again(call, deadline)
+        return await _again(call, deadline, waits_when_full)
 
 
-async def _again(call: Callable[[], Awaitable[T]], deadline: float) -> T:
+async def _again(call: Callable[[], Awaitable[T]], deadline: float, waits_when_full: bool) -> T:
     wait_s = FIRST_WAIT_S
     while True:
         await asyncio.sleep(wait_s)
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         try:
             return await call()
+        except BufferFullError:
+            if not waits_when_full or time.monotonic() >= deadline:
+                raise
         except UnavailableError:
             if time.monotonic() >= deadline:
                 raise

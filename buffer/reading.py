@@ -27,7 +27,7 @@ from protocol.samples import Group, Sample
 from protocol.states import DropReason, GroupState, SampleState
 
 OPEN_SAMPLE_STATES = (SampleState.QUEUED, SampleState.PARKED, SampleState.RUNNING, SampleState.FINISHED)
-BRIEF_FIELDS = ("state", "num_tokens", "oldest", "resumes", "failures", "expiries")
+BRIEF_FIELDS = ("state", "num_tokens", "oldest", "resumes", "failures", "expiries", "aside")
 # Read at every resume, and parsing a field takes redis-py longer than the server takes for a thousand tokens.
 SAMPLE_FIELDS = ("state", "resumes", "failures", "finish_reason", "reward", "fail_reason", "error")
 GROUP_FIELDS = ("seq", "admitted_version", "num_samples", "num_scored", "num_failed", "oldest")
@@ -60,8 +60,12 @@ class Reading:
         names = [self._keys.named(state.value) for state in OPEN_SAMPLE_STATES]
         replies = await self._store.read(*(("ZRANGE", name, 0, -1) for name in names))
         ids = [i.decode() for reply in replies for i in reply]
-        records = await self._store.read(*(("HMGET", self._keys.sample(i), *BRIEF_FIELDS) for i in ids))
-        briefs = [_sample_brief(i, record) for i, record in zip(ids, records, strict=True) if record[0] is not None]
+        time, *records = await self._store.read(
+            ("TIME",), *(("HMGET", self._keys.sample(i), *BRIEF_FIELDS) for i in ids)
+        )
+        now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+        found = [(i, record) for i, record in zip(ids, records, strict=True) if record[0] is not None]
+        briefs = [_sample_brief(i, record, now_ms) for i, record in found]
         return sorted((b for b in briefs if b.state in OPEN_SAMPLE_STATES), key=resume_order)
 
     async def open_groups(self) -> list[GroupBrief]:
@@ -135,8 +139,8 @@ def _snapshot(
     )
 
 
-def _sample_brief(sample_id: str, record: Sequence[bytes | None]) -> SampleBrief:
-    state, num_tokens, oldest, resumes, failures, expiries = record
+def _sample_brief(sample_id: str, record: Sequence[bytes | None], now_ms: int) -> SampleBrief:
+    state, num_tokens, oldest, resumes, failures, expiries, aside = record
     group_id, _ = split_sample_id(sample_id)
     return SampleBrief(
         sample_id=sample_id,
@@ -148,6 +152,7 @@ def _sample_brief(sample_id: str, record: Sequence[bytes | None]) -> SampleBrief
         num_resumes=int(resumes or 0),
         num_failures=int(failures or 0),
         num_expiries=int(expiries or 0),
+        aside_s=None if aside is None else max(0, now_ms - int(aside)) / 1000,
     )
 
 

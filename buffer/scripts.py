@@ -35,6 +35,7 @@ from buffer.link import Link
 from buffer.patience import patiently
 from protocol.errors import (
     AprilError,
+    BufferFullError,
     ConflictError,
     FencedError,
     LengthError,
@@ -53,7 +54,7 @@ MAX_TRIES = 50  # how often a script may find that what its caller read has move
 REFUSALS: dict[bytes, type[AprilError]] = {
     b"conflict": ConflictError,
     b"fenced": FencedError,
-    b"full": UnavailableError,
+    b"full": BufferFullError,
     b"length": LengthError,
     b"missing": NotFoundError,
     b"schema": RedisUnfitError,
@@ -118,11 +119,17 @@ class Store:
         _check(reply)
         return reply[1:]
 
-    async def transition_on_read(self, name: str, read: Callable[[], Awaitable[Call]]) -> list[Any]:
-        """Run a script on keys that must be read first, and again if what was read has moved on meanwhile."""
+    async def transition_on_read(
+        self, name: str, read: Callable[[], Awaitable[Call]], waits_when_full: bool = True
+    ) -> list[Any]:
+        """Run a script on keys that must be read first, and again if what was read has moved on meanwhile.
+
+        A full Redis is waited for like one that is away, or else is a BufferFullError at once.
+        """
         for _ in range(MAX_TRIES):
             keys, args = await read()
-            reply = await self._evaluate(name, [*self.link.run_keys, *keys], [self.service_epoch, *args])
+            run_keys, epoch = self.link.run_keys, self.service_epoch
+            reply = await self._evaluate(name, [*run_keys, *keys], [epoch, *args], waits_when_full)
             if reply[0] != b"moved":
                 _check(reply)
                 return reply[1:]
@@ -168,7 +175,7 @@ class Store:
         keys = self.link.run_keys
         pipeline = client.pipeline(transaction=False)
         pipeline.execute_command("EVAL", script_text("sync"), len(keys), *keys)
-        pipeline.execute_command("WAITAOF", 1, 0, AOF_TIMEOUT_MS)
+        pipeline.execute_command("WAITAOF", 1, self.link.wait_replicas, AOF_TIMEOUT_MS)
         reply, waited = await pipeline.execute(raise_on_error=False)
         if isinstance(reply, Exception):
             raise reply
@@ -182,8 +189,15 @@ class Store:
             raise UnavailableError(
                 f"Redis' AOF was not on disk after {AOF_TIMEOUT_MS / 1000:g} s: see whether its disk is slow or full"
             )
+        elif waited[1] < self.link.wait_replicas:
+            raise UnavailableError(
+                f"{waited[1]} of {self.link.wait_replicas} replicas had it in their AOF in time: start the others, or "
+                "lower buffer.sentinel.wait_replicas"
+            )
 
-    async def _evaluate(self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg]) -> list[Any]:
+    async def _evaluate(
+        self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], waits_when_full: bool = True
+    ) -> list[Any]:
         command = (len(keys), *keys, *args)
 
         async def send(client: Redis) -> Any:
@@ -192,14 +206,14 @@ class Store:
             except NoScriptError:
                 return await client.execute_command("EVAL", script_text(name), *command)
 
-        return await self._call(send)
+        return await self._call(send, waits_when_full)
 
-    async def _call(self, send: Callable[[Redis], Awaitable[T]]) -> T:
+    async def _call(self, send: Callable[[Redis], Awaitable[T]], waits_when_full: bool = True) -> T:
         async def once() -> T:
             async with _redis_errors():
                 return await self.link.use(send)
 
-        return await patiently(once, self.patience_s, self.link.outage)
+        return await patiently(once, self.patience_s, self.link.outage, waits_when_full)
 
 
 def _check(reply: list[Any]) -> None:
@@ -215,6 +229,8 @@ async def _redis_errors() -> AsyncGenerator[None]:
         raise RedisUnfitError(
             f"Redis at this address is a node of a cluster ({error}): set buffer.cluster = true"
         ) from error
+    except OutOfMemoryError as error:
+        raise BufferFullError(f"Redis is full ({error}): raise its maxmemory, or wait, and try again") from error
     except PASSING_ERRORS as error:
         raise UnavailableError(f"Redis can't take this now ({error}): free memory or wait, and try again") from error
     except NoPermissionError as error:

@@ -12,6 +12,7 @@
     │   │   └── LengthError      an append named another length than is stored
     │   └── UnauthorizedError    the bearer token is missing or wrong
     ├── UnavailableError         a part that is needed doesn't answer now; trying again later is right
+    │   └── BufferFullError      an admission has no room now; nothing was changed
     ├── RedisUnfitError          the Redis can't keep the promises (eviction, wrong password)
     ├── EngineError              an engine failed a request or an install
     │   └── EngineDeadError      the engine's process is gone
@@ -97,6 +98,12 @@ class UnavailableError(AprilError):
     """A part that is needed doesn't answer now; trying again later is right."""
 
     status, slug = 503, "unavailable"
+
+
+class BufferFullError(UnavailableError):
+    """An admission has no room now; nothing was changed."""
+
+    slug = "buffer-full"
 
 
 class RedisUnfitError(AprilError):

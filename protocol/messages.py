@@ -157,6 +157,7 @@ class Status(Message):
     trained_step: int
     durable_step: int
     samples: dict[SampleState, int]
+    oldest_waiting_s: float
     ledger: Ledger
     ledger_error: int
     round: RoundStatus | None

@@ -43,6 +43,7 @@ class FailReason(StrEnum):
     """Why a sample is FAILED; a label of metrics, so the set is closed."""
 
     ENGINE_ERROR = "engine_error"
+    ENGINE_DIED = "engine_died"
     REWARD_TIMEOUT = "reward_timeout"
     REWARD_ERROR = "reward_error"
     REWARD_NOT_FINITE = "reward_not_finite"
@@ -56,6 +57,7 @@ class DropReason(StrEnum):
     TOO_FEW_SAMPLES = "too_few_samples"
     FILTERED = "filtered"
     STALE = "stale"
+    QUARANTINED = "quarantined"
     OPERATOR = "operator"
 
 

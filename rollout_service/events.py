@@ -1,7 +1,7 @@
 """What the tasks of the service report to its round loop.
 
-Always true: an event is posted after the buffer's transition that it tells of, so whoever reads the buffer after taking
-an event sees at least that.
+Always true: but for `EngineDied`, an event is posted after the buffer's transition that it tells of, so whoever reads
+the buffer after taking an event sees at least that.
 """
 
 import asyncio
@@ -13,6 +13,21 @@ class SampleParked:
     """A running sample is PARKED (or QUEUED again)."""
 
     sample_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleLost:
+    """A running sample is PARKED (or QUEUED again), because its engine died."""
+
+    sample_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesExpired:
+    """The buffer set these samples aside because nobody renewed their leases; `worn_out`: too often already."""
+
+    sample_ids: tuple[str, ...]
+    worn_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,9 @@ class InstallEnded:
 
 @dataclass(frozen=True, slots=True)
 class EngineDied:
-    """A replica died: it must be restarted."""
+    """A replica died: it must be restarted. Posted before the samples that ran on it are in the buffer again."""
+
+    worker: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +62,7 @@ class Changed:
     """Something else that decisions depend on has changed: a lease, a report, a setting, a pause."""
 
 
-Event = SampleParked | SampleEnded | GroupClosed | InstallEnded | EngineDied | Changed
+Event = SampleParked | SampleLost | SampleEnded | LeasesExpired | GroupClosed | InstallEnded | EngineDied | Changed
 
 
 class Mailbox:

@@ -11,17 +11,18 @@ Always true:
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from buffer.interface import CursorMove, GroupBrief, NewGroup, SampleBrief, SampleLease, Snapshot
+from buffer.interface import CursorMove, NewGroup, SampleLease, Snapshot
+from buffer.keys import split_sample_id
 from buffer.open import limits_of
-from protocol.errors import FencedError, NotFoundError
+from protocol.errors import BufferFullError, FencedError, NotFoundError
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import RoundStatus
 from protocol.samples import Prompt
-from protocol.states import GroupState, SampleState
+from protocol.states import DropReason, FailReason, GroupState
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
 from rollout_service.evaluation import Evaluations
@@ -31,16 +32,21 @@ from rollout_service.events import (
     Event,
     GroupClosed,
     InstallEnded,
+    LeasesExpired,
     SampleEnded,
+    SampleLost,
     SampleParked,
 )
 from rollout_service.policies import PolicyRegistry
 from rollout_service.prompts.interface import START_CURSOR, PromptOrder
+from rollout_service.recovery import EngineRecovery
+from rollout_service.restore import restore
 from rollout_service.samples import SampleParts, SampleRunner, score_sample
 from rollout_service.scheduler.decisions import (
     Admit,
     BeginRound,
     Decision,
+    GiveUp,
     Install,
     Observation,
     OfferBatch,
@@ -49,6 +55,7 @@ from rollout_service.scheduler.decisions import (
     Start,
 )
 from rollout_service.scheduler.rounds import Phase, RoundScheduler
+from rollout_service.waiting import WaitingSamples
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +88,10 @@ class RoundLoop:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._prompt_of: dict[str, Prompt] = {}
         self._end_of_group: list[str] = []
-        self._restarting = False
+        self._worn_out: list[str] = []
+        self._quarantined: set[str] = set()
+        self._waiting = WaitingSamples()
+        self._full_until_s = 0.0
         self.scheduler = RoundScheduler(
             RoundLimits(
                 batch_groups=settings.data.train_batch_size,
@@ -89,10 +99,12 @@ class RoundLoop:
                 ratio=settings.rollout.ratio,
                 lookahead=settings.rollout.lookahead,
                 max_lag=settings.rollout.max_lag,
+                max_sample_failures=settings.rollout.max_sample_failures,
                 cut=settings.rollout.cut,
                 on_install=settings.rollout.on_install,
             )
         )
+        self._recovery = EngineRecovery(parts, self.scheduler, self._running, self._spawn)
         self.snapshot: Snapshot | None = None
         self._service_epoch = service_epoch
         self._caps = limits_of(settings)
@@ -105,7 +117,12 @@ class RoundLoop:
     @property
     def safe_to_stop(self) -> bool:
         """Nothing runs, nothing is being scored, nothing is being installed."""
-        return not self._tasks and not self._restarting
+        return not self._tasks and not self._recovery.restarting
+
+    @property
+    def oldest_waiting_s(self) -> float:
+        """For how long the sample that waits longest to go on has waited."""
+        return self._waiting.oldest_s(time.monotonic())
 
     def leases(self) -> list[SampleLease]:
         """Leases of what runs."""
@@ -134,14 +151,17 @@ class RoundLoop:
             if self._end_of_group:
                 aborted, self._end_of_group = self._end_of_group, []
                 await self._parts.pool.abort(aborted)
+            if self._worn_out:
+                worn_out, self._worn_out = self._worn_out, []
+                await self._fail(worn_out, FailReason.LEASE_EXPIRED, "its lease expired again and again")
             await self._decide()
 
     async def watch(self) -> None:
-        """Look for what tells nobody, for ever: a replica that died idle, a service that took over."""
+        """Look for what tells nobody, for ever: a replica that died idle or hangs, a service that took over."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            alive = all(stats.alive for stats in self._parts.pool.stats())
-            self._parts.mailbox.post(Changed() if alive else EngineDied())
+            await self._recovery.look()
+            self._parts.mailbox.post(Changed())
 
     async def close(self) -> None:
         """Park what runs and wait for it; what is being scored is scored again after the next start."""
@@ -157,11 +177,13 @@ class RoundLoop:
 
     async def _next_events(self) -> list[Event]:
         take = asyncio.ensure_future(self._parts.mailbox.take())
-        await asyncio.wait({take, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
+        try:
+            await asyncio.wait({take, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            return await take
+        finally:
             take.cancel()
-            self._failure.result()
-        return await take
 
     async def _decide(self) -> None:
         self.scheduler.limits = replace(
@@ -186,7 +208,7 @@ class RoundLoop:
 
     def _observe(self, snapshot: Snapshot) -> Observation:
         pool = self._parts.pool
-        held = self._evaluations.running or self._restarting
+        held = self._evaluations.running or self._recovery.restarting
         pending = None if held else self._policies.pending
         return Observation(
             now_s=time.monotonic(),
@@ -201,27 +223,55 @@ class RoundLoop:
             newest_step=self._policies.newest.step,
             pending_version=pending.version if pending else None,
             generation_allowed=self._control.generation_allowed,
-            admission_room=self._caps.room(snapshot, self.scheduler.limits.group_samples),
+            admission_room=self._admission_room(snapshot),
         )
+
+    def _admission_room(self, snapshot: Snapshot) -> int:
+        if time.monotonic() < self._full_until_s:
+            return 0
+        return self._caps.room(snapshot, self.scheduler.limits.group_samples)
 
     def _apply(self, event: Event) -> None:
         match event:
             case SampleParked(sample_id):
-                self._running.pop(sample_id, None)
+                self._set_aside(sample_id)
                 self.scheduler.parked(sample_id)
+            case SampleLost(sample_id):
+                self._set_aside(sample_id)
+                self.scheduler.lost(sample_id)
             case SampleEnded(sample_id):
-                self._running.pop(sample_id, None)
+                self._forget(sample_id)
                 self.scheduler.ended(sample_id)
+            case LeasesExpired(sample_ids, worn_out):
+                self._worn_out += [s for s in worn_out if s not in self._running]
+                self._leases_expired(sample_ids)
             case GroupClosed(group_id, ready):
                 self._prompt_of.pop(group_id, None)
+                self._waiting.discard(self.scheduler.table.sample_ids(group_id))
                 self._end_of_group += [] if ready else self._requests_of(group_id)
                 self.scheduler.closed(group_id, ready)
             case InstallEnded():
                 self.scheduler.installed()
-            case EngineDied():
-                self._restart_engines()
+            case EngineDied(worker):
+                self._recovery.died(worker)
             case Changed():
                 pass
+
+    def _set_aside(self, sample_id: str) -> None:
+        self._forget(sample_id)
+        self._waiting.add(sample_id, time.monotonic())
+
+    def _forget(self, sample_id: str) -> None:
+        self._running.pop(sample_id, None)
+        self._recovery.forget(sample_id)
+
+    def _leases_expired(self, sample_ids: Sequence[str]) -> None:
+        """Whoever runs here is aborted, since what it writes is refused now, and says itself that it ended."""
+        for sample_id in sample_ids:
+            if sample_id in self._running:
+                self._end_of_group.append(self._running[sample_id][0].request_id)
+            else:
+                self.scheduler.parked(sample_id)
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
@@ -233,6 +283,8 @@ class RoundLoop:
                 await self._start(sample_ids)
             case Park(sample_ids, _):
                 await self._park(sample_ids)
+            case GiveUp(group_id, sample_ids):
+                await self._give_up(group_id, sample_ids)
             case Install(version, _):
                 self._evaluations.install_begins()
                 self._spawn(self._install(version))
@@ -249,10 +301,39 @@ class RoundLoop:
         prompts, after = self._prompts.take(cursor or START_CURSOR, num_groups)
         groups = [NewGroup(prompt, self.scheduler.limits.group_samples) for prompt in prompts]
         version = self.snapshot.active_version
-        for group in await self._parts.buffer.admit(groups, version, CursorMove(cursor, after)):
+        try:
+            admitted = await self._parts.buffer.admit(groups, version, CursorMove(cursor, after))
+        except BufferFullError as error:
+            log.warning("no new prompts for now: %s", error)
+            self._full_until_s = time.monotonic() + WATCH_INTERVAL_S
+            self.scheduler.not_admitted(num_groups)
+            return
+        for group in admitted:
             self._prompt_of[group.group_id] = group.prompt
             samples = [(s.sample_id, s.index) for s in group.samples]
             self.scheduler.admitted(group.group_id, group.seq, samples)
+            if group.prompt.prompt_id in self._quarantined:
+                await self._parts.buffer.drop(group.group_id, DropReason.QUARANTINED)
+                self._parts.mailbox.post(GroupClosed(group.group_id, ready=False))
+
+    async def _give_up(self, group_id: str, sample_ids: tuple[str, ...]) -> None:
+        prompt_id = self._prompt_of[group_id].prompt_id
+        self._quarantined.add(prompt_id)
+        log.error("the prompt %s kills engines, the last time alone: no engine is given it any more", prompt_id)
+        await self._fail(sample_ids, FailReason.ENGINE_DIED, "engines die of this prompt")
+
+    async def _fail(self, sample_ids: Sequence[str], reason: FailReason, text: str) -> None:
+        """Samples that wait become FAILED; only a running sample may, so they are started for it."""
+        parts, min_scored = self._parts, self._parts.settings.rollout.min_group_samples
+        for sample_id in sample_ids:
+            try:
+                await parts.buffer.start([sample_id], parts.owner, parts.settings.buffer.sample_lease_s)
+                state = await parts.buffer.fail(sample_id, reason, text, min_scored)
+            except NotFoundError:
+                continue  # its group was dropped with the one before
+            self.scheduler.ended(sample_id)
+            if state in (GroupState.READY, GroupState.DROPPED):
+                parts.mailbox.post(GroupClosed(split_sample_id(sample_id)[0], state is GroupState.READY))
 
     async def _start(self, sample_ids: tuple[str, ...]) -> None:
         lease_s = self._parts.settings.buffer.sample_lease_s
@@ -261,6 +342,7 @@ class RoundLoop:
         except NotFoundError:
             await self._start_those_left(sample_ids)
             return
+        self._waiting.discard(sample_ids)
         samples = await self._parts.buffer.samples(sample_ids)
         for lease, sample in zip(leases, samples, strict=True):
             runner = SampleRunner(self._parts, lease, sample, self._prompt_of[sample.group_id])
@@ -288,19 +370,6 @@ class RoundLoop:
             await self._evaluations.install_ended()
             self._parts.mailbox.post(InstallEnded())
 
-    def _restart_engines(self) -> None:
-        if not self._restarting:
-            self._restarting = True
-            self._spawn(self._restart())
-
-    async def _restart(self) -> None:
-        try:
-            for worker in await self._parts.pool.restart_dead():
-                log.warning("engine %s was restarted with the active policy version", worker)
-        finally:
-            self._restarting = False
-            self._parts.mailbox.post(Changed())
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -316,31 +385,9 @@ class RoundLoop:
     async def _restore(self) -> None:
         """Groups in flight come back as they are in the buffer; what finished unscored is scored now."""
         await self._policies.refresh()
-        groups: list[GroupBrief] = []
-        for group in await self._parts.buffer.open_groups():
-            if group.state is GroupState.OPEN:
-                groups.append(group)
-            else:
-                self.scheduler.restored_ready(group.oldest_version)
-        waiting: dict[str, list[SampleBrief]] = {g.group_id: [] for g in groups}
-        unscored: list[SampleBrief] = []
-        for sample in await self._parts.buffer.open_samples():
-            if sample.state is SampleState.FINISHED:
-                unscored.append(sample)
-            else:
-                waiting[sample.group_id].append(sample)
-        for group in await self._parts.buffer.groups([g.group_id for g in groups]):
-            self._prompt_of[group.group_id] = group.prompt
-        for brief in groups:
-            samples = [(s.sample_id, index_of(s.sample_id)) for s in waiting[brief.group_id]]
-            self.scheduler.restored(brief.group_id, brief.seq, samples, brief.oldest_version)
-        for sample in unscored:
+        found = await restore(self._parts.buffer, self.scheduler)
+        self._prompt_of.update(found.prompt_of)
+        aside = [(s.sample_id, s.aside_s) for s in found.waiting if s.aside_s is not None]
+        self._waiting.restore(aside, time.monotonic())
+        for sample in found.unscored:
             self._spawn(score_sample(self._parts, sample.sample_id, self._prompt_of[sample.group_id]))
-        if groups:
-            num_waiting = sum(len(s) for s in waiting.values())
-            log.info("took up %d groups with %d unfinished samples from the buffer", len(groups), num_waiting)
-
-
-def index_of(sample_id: str) -> int:
-    """Index of a sample within its group: the part of its id after the dot."""
-    return int(sample_id.rpartition(".")[2])

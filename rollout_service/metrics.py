@@ -43,6 +43,10 @@ class StatusCollector(Collector):
             "april_trained_step": ("Last step that the trainer reported as trained.", status.trained_step),
             "april_durable_step": ("Last step that is in a trainer checkpoint.", status.durable_step),
             "april_ratio": ("Over-provisioning ratio in force.", float(status.settings["ratio"])),
+            "april_oldest_waiting_seconds": (
+                "For how long the unfinished sample that waits longest has waited to go on.",
+                status.oldest_waiting_s,
+            ),
             "april_uptime_seconds": ("Seconds since the service started.", status.uptime_s),
             "april_paused": ("1 while generation is paused or drained.", float(status.paused or status.draining)),
         }

@@ -24,11 +24,21 @@ from protocol.settings import RunSettings
 from protocol.states import FinishReason, GroupState
 from rollout_service.engines.interface import Chunk, GenerationRequest, SamplingParameters, StreamEnd
 from rollout_service.engines.pool import EnginePool
-from rollout_service.events import EngineDied, GroupClosed, Mailbox, SampleEnded, SampleParked
+from rollout_service.events import (
+    EngineDied,
+    GroupClosed,
+    LeasesExpired,
+    Mailbox,
+    SampleEnded,
+    SampleLost,
+    SampleParked,
+)
 from rollout_service.rewards.interface import Scorer, ScoringError, ScoringTask
 from rollout_service.seeds import segment_seed
 
 log = logging.getLogger(__name__)
+
+EXPIRED_A_CALL = 1000  # keeps one script under some milliseconds; the next call takes the next thousand
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -92,6 +102,7 @@ class SampleRunner:
         self._unwritten = _Unwritten(sample)
         self.request_id = f"{sample.sample_id}@{lease.attempt}"
         self.group_id = sample.group_id
+        self.worker: str | None = None
         self.generated = asyncio.Event()
 
     async def run(self) -> None:
@@ -111,6 +122,9 @@ class SampleRunner:
     async def _generate(self) -> FinishReason | None:
         try:
             end = self._ended_before() or await self._stream()
+        except EngineDeadError as error:
+            await self._engine_died(error)
+            return None
         except EngineError as error:
             await self._engine_failed(error)
             return None
@@ -134,7 +148,10 @@ class SampleRunner:
     async def _stream(self) -> StreamEnd:
         interval_s = self._parts.settings.rollout.checkpoint_interval_s
         written_s = time.monotonic()
-        async for chunk in self._parts.pool.generate(self._request()):
+        request = self._request()
+        self.worker = self._parts.pool.assign(self.request_id)
+        async for chunk in self._parts.pool.generate(request):
+            self._check_budget(chunk)
             self._unwritten.add(chunk)
             if chunk.end is not None:
                 return chunk.end
@@ -154,6 +171,14 @@ class SampleRunner:
             await self._parts.buffer.append(self._lease, piece)
         return pieces[-1] if pieces else None
 
+    async def _engine_died(self, error: EngineDeadError) -> None:
+        """Its own doing or a neighbour's: that is for the scheduler to find out, and no failure of this sample."""
+        log.warning("sample %s goes on elsewhere: %s", self._sample.sample_id, error)
+        if self.worker is not None:
+            self._parts.mailbox.post(EngineDied(self.worker))
+        await self._parts.buffer.park(self._lease, await self._write_all_but_last())
+        self._parts.mailbox.post(SampleLost(self._sample.sample_id))
+
     async def _engine_failed(self, error: EngineError) -> None:
         await self._write()
         limit = self._parts.settings.rollout.max_sample_failures
@@ -163,8 +188,11 @@ class SampleRunner:
         mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
         if state in (GroupState.READY, GroupState.DROPPED):
             mailbox.post(GroupClosed(self._sample.group_id, state is GroupState.READY))
-        if isinstance(error, EngineDeadError):
-            mailbox.post(EngineDied())
+
+    def _check_budget(self, chunk: Chunk) -> None:
+        """An engine that writes on and on would fill the buffer, whose room was reserved for the budget."""
+        if len(chunk.tokens) > self._budget():
+            raise EngineError(f"the engine wrote more tokens of {self.request_id} than it was asked for")
 
     def _budget(self) -> int:
         settings = self._parts.settings
@@ -249,7 +277,10 @@ def scoring_task(
 
 
 async def renew_leases(parts: SampleParts, leases: Callable[[], list[SampleLease]]) -> None:
-    """Renew the leases of what runs, for ever, three times within each lease's time."""
+    """Renew the leases of what runs, for ever, three times within each lease's time; then set aside what expired.
+
+    In this order, so that after an outage of the store what still runs here is renewed and not set aside.
+    """
     lease_s = parts.settings.buffer.sample_lease_s
     while True:
         await asyncio.sleep(lease_s / 3)
@@ -257,3 +288,12 @@ async def renew_leases(parts: SampleParts, leases: Callable[[], list[SampleLease
             lost = await parts.buffer.renew(held, lease_s)
             for lease in set(lost).intersection(leases()):  # the others ended while they were renewed
                 log.warning("the lease of sample %s was lost", lease.sample_id)
+        if expired := await parts.buffer.park_expired(EXPIRED_A_CALL):
+            log.warning("nobody renewed the leases of %d samples: they go on from their last tokens", len(expired))
+            parts.mailbox.post(LeasesExpired(tuple(expired), await _worn_out(parts, expired)))
+
+
+async def _worn_out(parts: SampleParts, sample_ids: Sequence[str]) -> tuple[str, ...]:
+    limit = parts.settings.rollout.max_sample_failures
+    briefs = await parts.buffer.open_samples()
+    return tuple(b.sample_id for b in briefs if b.sample_id in set(sample_ids) and b.num_expiries >= limit)

@@ -47,6 +47,7 @@ class StatusBoard:
             trained_step=snapshot.trained_step,
             durable_step=snapshot.durable_step,
             samples=dict(snapshot.samples),
+            oldest_waiting_s=parts.loop.oldest_waiting_s,
             ledger=snapshot.ledger,
             ledger_error=snapshot.ledger.error,
             round=parts.loop.round_status(),

@@ -107,6 +107,8 @@ class EngineSettings(Section):
     """Keep the KV cache of shared prefixes; it is reset at every install."""
     max_num_batched_tokens: int | None = None
     """Tokens of one prefill step; vLLM's default if not set."""
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    """An engine that writes no token for this long, with requests running, hangs: it is ended and started again."""
     num_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine; by default all cores that it may use."""
     extra: dict[str, Any] = Field(default_factory=dict)

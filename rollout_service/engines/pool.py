@@ -85,6 +85,10 @@ class EnginePool:
             _raise_first(await self._on_all(dead, lambda engine: engine.restart(self._path, self._version)))
             return [engine.worker for engine in dead]
 
+    async def kill(self, worker: str) -> None:
+        """End a replica that hangs; its streams end with `EngineDeadError`, and `restart_dead` brings it back."""
+        await self._engines[worker].close()
+
     async def close(self) -> None:
         """Stop every replica and its processes; idempotent."""
         failed = _errors(await self._on_all(list(self._engines.values()), lambda engine: engine.close()))

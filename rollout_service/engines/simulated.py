@@ -71,6 +71,10 @@ class SimulatedFaults:
     """Reason for which the next install fails."""
     fail_requests: dict[str, int] = field(default_factory=dict[str, int])
     """Sample id -> how many more of its requests fail after their first token."""
+    deadly: Callable[[GenerationRequest], bool] = lambda request: False
+    """Whether the engine dies when this request is to get its next token. Such a fault is never used up."""
+    hangs: bool = False
+    """Whether the engine takes no steps, though it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,7 @@ class SimulatedEngine:
     async def _step_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while not self._running or self._gate.is_closed:
+            while not self._running or self._gate.is_closed or self.faults.hangs:
                 self._work.clear()
                 await self._work.wait()
             begun = loop.time()
@@ -292,6 +296,9 @@ class SimulatedEngine:
                 self._advance(num_steps)
 
     def _advance(self, num_steps: int) -> None:
+        if any(self.faults.deadly(sequence.request) for sequence in self._running.values()):
+            self.die()
+            return
         for request_id, sequence in list(self._running.items()):
             count = min(num_steps, sequence.remaining)
             if self._strikes(sequence):

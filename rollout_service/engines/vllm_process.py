@@ -124,9 +124,20 @@ class VllmProcess:
         self._stopped = True
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()  # else it reports an orderly end as the death of the engine
+        manager: Any = self.llm.engine_core.resources.engine_manager
+        processes = list(manager.processes) if manager is not None else []
         await asyncio.to_thread(self.llm.shutdown, SHUTDOWN_TIMEOUT_S)
+        await asyncio.to_thread(_reap, processes)
         await asyncio.sleep(0)  # vLLM closes its sockets in a turn of this loop
         await asyncio.to_thread(_close_sockets, self.llm.engine_core.resources)
+
+
+def _reap(processes: list[Any]) -> None:
+    """vLLM kills a core that doesn't end by itself, but leaves without waiting until its memory is free."""
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join(SHUTDOWN_TIMEOUT_S)
 
 
 def _close_sockets(resources: Any) -> None:

@@ -16,6 +16,7 @@ class RoundLimits:
     ratio: float
     lookahead: int
     max_lag: int
+    max_sample_failures: int = 3
     cut: Cut = Cut.ABORT
     on_install: OnInstall = OnInstall.PARK
 
@@ -113,4 +114,12 @@ class OfferBatch:
     number: int
 
 
-Decision = BeginRound | Admit | Start | Park | Install | OfferBatch
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Engines die of this group's prompt: its waiting samples fail."""
+
+    group_id: str
+    sample_ids: tuple[str, ...]
+
+
+Decision = BeginRound | Admit | Start | Park | Install | OfferBatch | GiveUp

@@ -46,9 +46,36 @@ class GroupTable:
             group.waiting.add(sample_id)
         self._set_oldest(group, oldest_version)
 
-    def take(self, count: int, active_version: int) -> tuple[str, ...]:
-        """The next samples to run; they count as running from now on, written by `active_version`."""
-        taken = tuple(self._queue.pop(count))
+    def take(self, count: int, active_version: int, held: frozenset[str] = frozenset()) -> tuple[str, ...]:
+        """The next samples to run, of groups not `held`; they count as running now, written by `active_version`."""
+        taken = tuple(self._queue.pop(count, (lambda s: self._group_of[s].group_id in held) if held else None))
+        return self._run(taken, active_version)
+
+    def take_of(self, group_id: str, count: int, active_version: int) -> tuple[str, ...]:
+        """The same, of one group only."""
+        waiting = sorted(self.groups[group_id].waiting)[:count] if group_id in self.groups else []
+        for sample_id in waiting:
+            self._queue.discard(sample_id)
+        return self._run(tuple(waiting), active_version)
+
+    def sample_ids(self, group_id: str) -> tuple[str, ...]:
+        """Samples of a group that were not terminal when it came here."""
+        return tuple(self.groups[group_id].samples) if group_id in self.groups else ()
+
+    def is_waiting(self, group_id: str) -> bool:
+        """Whether the group is in flight and none of its samples runs."""
+        group = self.groups.get(group_id)
+        return group is not None and not any(sample_id in self.running for sample_id in group.samples)
+
+    def waiting(self, group_id: str) -> tuple[str, ...]:
+        """Samples of a group in flight that wait, in the order of their ids."""
+        return tuple(sorted(self.groups[group_id].waiting))
+
+    def group_ids(self, sample_ids: Iterable[str]) -> set[str]:
+        """Groups in flight that these samples are of."""
+        return {self._group_of[s].group_id for s in sample_ids if s in self._group_of}
+
+    def _run(self, taken: tuple[str, ...], active_version: int) -> tuple[str, ...]:
         for sample_id in taken:
             self._group_of[sample_id].waiting.discard(sample_id)
             self.running[sample_id] = None
@@ -67,8 +94,11 @@ class GroupTable:
             self._queue.push(sample_id, group.oldest_version, group.seq, group.samples[sample_id])
 
     def end(self, sample_id: str) -> None:
-        """A running sample ended; it needs no slot any more, its group stays until it is closed."""
+        """A sample ended, and runs no more; its group stays until it is closed."""
         self.running.pop(sample_id, None)
+        self._queue.discard(sample_id)
+        if sample_id in self._group_of:
+            self._group_of[sample_id].waiting.discard(sample_id)
 
     def close(self, group_id: str, ready: bool) -> None:
         """The group is READY, or DROPPED."""

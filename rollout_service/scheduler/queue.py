@@ -5,6 +5,7 @@ groups without a token last; ties go to the group admitted first. Each operation
 """
 
 import heapq
+from collections.abc import Callable
 
 NEVER = 1 << 62  # sorts behind every version
 
@@ -33,12 +34,19 @@ class ResumeQueue:
         """Take a sample out, if it is in."""
         self._keys.pop(sample_id, None)
 
-    def pop(self, count: int) -> list[str]:
-        """Take the `count` first."""
+    def pop(self, count: int, held: Callable[[str], bool] | None = None) -> list[str]:
+        """Take the `count` first, passing over those that are `held`, which keep their places."""
         taken: list[str] = []
+        passed: list[tuple[_Key, str]] = []
         while self._heap and len(taken) < count:
             key, sample_id = heapq.heappop(self._heap)
-            if self._keys.get(sample_id) == key:
+            if self._keys.get(sample_id) != key:
+                continue
+            if held is not None and held(sample_id):
+                passed.append((key, sample_id))
+            else:
                 del self._keys[sample_id]
                 taken.append(sample_id)
+        for entry in passed:
+            heapq.heappush(self._heap, entry)
         return taken

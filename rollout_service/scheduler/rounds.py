@@ -12,7 +12,7 @@ Always true:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from protocol.settings.rollout import Cut, OnInstall
@@ -20,6 +20,7 @@ from rollout_service.scheduler.decisions import (
     Admit,
     BeginRound,
     Decision,
+    GiveUp,
     Install,
     Observation,
     OfferBatch,
@@ -28,6 +29,7 @@ from rollout_service.scheduler.decisions import (
     Start,
 )
 from rollout_service.scheduler.groups import GroupTable
+from rollout_service.scheduler.quarantine import Quarantine
 
 
 class Phase(StrEnum):
@@ -45,6 +47,7 @@ class RoundScheduler:
     def __init__(self, limits: RoundLimits) -> None:
         self.limits = limits
         self.table = GroupTable()
+        self.quarantine = Quarantine(limits.max_sample_failures)
         self.phase = Phase.IDLE
         self.round = 0
         self.round_started_s = 0.0
@@ -53,6 +56,11 @@ class RoundScheduler:
         self._admitting = 0
         self._installing: int | None = None
 
+    @property
+    def installing(self) -> bool:
+        """A policy is being installed."""
+        return self._installing is not None
+
     # What came of decisions
 
     def admitted(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]]) -> None:
@@ -60,19 +68,38 @@ class RoundScheduler:
         self._admitting -= 1
         self.table.add(group_id, seq, samples, None)
 
+    def not_admitted(self, num_groups: int) -> None:
+        """Groups that were asked for are not in the buffer, which had no room."""
+        self._admitting -= num_groups
+
     def restored(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]], oldest_version: int | None) -> None:
         """A group in flight that the buffer held when the service started."""
         self.table.add(group_id, seq, samples, oldest_version)
 
     def parked(self, sample_id: str) -> None:
-        """A running sample is in the buffer again, whatever the reason."""
+        """A running sample is in the buffer again, and its engine lives."""
+        self._acquit(sample_id)
+        self.lost(sample_id)
+
+    def lost(self, sample_id: str) -> None:
+        """A running sample is in the buffer again, because its engine died."""
         self._parking.discard(sample_id)
         self.table.park(sample_id)
 
     def ended(self, sample_id: str) -> None:
-        """A running sample finished or failed: its slot is free."""
+        """A sample finished or failed: its slot, if it had one, is free."""
+        self._acquit(sample_id)
         self._parking.discard(sample_id)
         self.table.end(sample_id)
+
+    def engine_died(self, sample_ids: Iterable[str]) -> None:
+        """An engine died while these samples, and no others, ran on it."""
+        if groups := self.table.group_ids(sample_ids):
+            self.quarantine.died(groups)
+
+    def _acquit(self, sample_id: str) -> None:
+        for group_id in self.table.group_ids([sample_id]):
+            self.quarantine.survived(group_id)
 
     def restored_ready(self, oldest_version: int | None) -> None:
         """A READY group that the buffer held when the service started."""
@@ -81,6 +108,7 @@ class RoundScheduler:
     def closed(self, group_id: str, ready: bool) -> None:
         """A group in flight became READY, or else DROPPED."""
         self.table.close(group_id, ready)
+        self.quarantine.closed(group_id)
 
     def installed(self) -> None:
         """An install is over, whether it succeeded or not."""
@@ -192,9 +220,9 @@ class RoundScheduler:
         )
 
     def _fill(self, seen: Observation) -> list[Decision]:
-        decisions: list[Decision] = []
+        decisions: list[Decision] = self._give_up()
         free = seen.slots - len(self.table.running)
-        started = self.table.take(free, seen.active_version)
+        started = self._take(free, seen.active_version)
         if started:
             decisions.append(Start(started))
         free -= len(started) + self._admitting * self.limits.group_samples
@@ -203,6 +231,21 @@ class RoundScheduler:
             self._admitting += wanted
             decisions.append(Admit(wanted))
         self.waits = self._fill_waits(seen)
+        return decisions
+
+    def _take(self, count: int, version: int) -> tuple[str, ...]:
+        if (alone := self.quarantine.alone) is not None:
+            return self.table.take_of(alone, count, version)
+        return self.table.take(count, version, self.quarantine.held)
+
+    def _give_up(self) -> list[Decision]:
+        """Groups that kill engines, once none of their samples is still on its way back to the buffer."""
+        table = self.table
+        condemned = [g for g in sorted(self.quarantine.condemned) if table.is_waiting(g) and table.waiting(g)]
+        decisions: list[Decision] = []
+        for group_id in condemned:
+            samples = table.take_of(group_id, len(table.waiting(group_id)), 0)
+            decisions.append(GiveUp(group_id, samples))
         return decisions
 
     def _admissible(self, seen: Observation) -> int:

@@ -10,6 +10,7 @@ end
 local function set_aside(sample, id)
   local oldest = redis.call('HGET', sample, 'oldest')
   move(sample, id, oldest and 'parked' or 'queued', oldest)
+  redis.call('HSET', sample, 'aside', string.format('%.0f', now_ms()))
 end
 
 -- Whether these very bytes were the last that were appended: a call that is sent again changes nothing.

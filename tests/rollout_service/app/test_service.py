@@ -170,7 +170,7 @@ async def test_an_engine_error_is_tried_again_from_the_last_token_and_then_recor
 async def test_pause_parks_everything_and_resume_goes_on(tmp_path):
     async with running_service(service_settings(tmp_path), lengths=lambda _: 60) as service:
         headers = await service.open_trainer()
-        await service.until(lambda: service.parts.loop.num_running > 0)
+        await service.until(lambda: service.engines[0].stats().tokens_generated > 0)
         await service.client.post("/v1/pause")
         await service.until(lambda: service.parts.loop.safe_to_stop and not service.parts.loop.num_running)
         snapshot = await service.parts.buffer.snapshot()

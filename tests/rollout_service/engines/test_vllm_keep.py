@@ -122,6 +122,22 @@ async def test_a_killed_core_ends_every_stream_and_comes_back_with_the_active_ve
     assert not psutil.pid_exists(core)
 
 
+@pytest.mark.slow
+async def test_a_core_that_hangs_is_ended_and_comes_back(engine, policies):
+    streams = [asyncio.create_task(collect(engine.generate(request(f"stuck-{i}@1", PROMPTS[i], 96)))) for i in range(4)]
+    await until(lambda: engine.stats().num_running >= 4)
+    (core,) = engine.process_ids
+    os.kill(core, signal.SIGSTOP)
+    await asyncio.wait_for(engine.close(), 60)
+    results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 60)
+    assert all(isinstance(result, EngineDeadError) for result in results)
+    assert not psutil.pid_exists(core)
+    await engine.restart(policies[1], 6)
+    (sample,) = await generate_all(engine, [request("unstuck@1", PROMPTS[0], 40)])
+    errors = np.abs(sample.logprobs - Reference(policies[1]).logprobs(PROMPTS[0], sample.tokens, 1.0))
+    assert np.mean(errors) <= MAX_MEAN_LOGPROB_ERROR
+
+
 async def _collect_slowly(engine: VllmEngine, index: int, until: asyncio.Event | None):
     """A reader that, if told so, takes nothing from its third chunk to the event: vLLM merges what it leaves unread."""
     from tests.support.engines import Collected
