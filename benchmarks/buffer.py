@@ -4,7 +4,8 @@
 - bytes in Redis for each token of parked samples, by MEMORY USAGE;
 - park + resume of whole samples, as in a cut, as a share of the bandwidth of plain SET + GET of the same bytes, sent
   the same way and taken turn about;
-- transitions a second with 1k, 10k (and 100k) groups in the buffer; it should be flat.
+- transitions a second with 1k, 10k (and 100k) groups in the buffer; it should be flat;
+- memory of the service with up to 10k running samples (benchmarks/service_memory.py).
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import numpy as np
 from redis.asyncio import BlockingConnectionPool, Redis
 
 from benchmarks.report import report
+from benchmarks.service_memory import service_memory
 from buffer.codec import BYTES_PER_TOKEN
 from buffer.embedded import EmbeddedRedis
 from buffer.interface import CursorMove, NewGroup
@@ -176,8 +178,8 @@ async def transition_rates(buffer: RedisBuffer, sizes: list[int], num_samples: i
     return rows
 
 
-async def measure(url: str, largest: int, num_samples: int, json_file: Path | None) -> None:
-    """All tables."""
+async def measure(url: str, largest: int, num_samples: int) -> dict[str, Rows]:
+    """All tables of the buffer."""
     buffer = await RedisBuffer.connect(url, run="benchmark")
     pool = BlockingConnectionPool.from_url(url, protocol=2, max_connections=DEFAULT_MAX_CONNECTIONS)
     client = Redis(connection_pool=pool)
@@ -195,6 +197,11 @@ async def measure(url: str, largest: int, num_samples: int, json_file: Path | No
     finally:
         await buffer.close()
         await client.aclose(close_connection_pool=True)
+    return tables
+
+
+def show(tables: dict[str, Rows], json_file: Path | None) -> None:
+    """Print the tables, and write each to a file of its own."""
     for title, rows in tables.items():
         part = json_file.with_stem(f"{json_file.stem}-{title.lower()}") if json_file else None
         report(title, rows, part)
@@ -209,10 +216,17 @@ async def measure(url: str, largest: int, num_samples: int, json_file: Path | No
 )
 @click.option("--groups", default=10_000, show_default=True, help="Most groups in the buffer; 100000 takes minutes.")
 @click.option("--samples", default=64, show_default=True, help="Samples of one measured run of transitions.")
-def main(json_file: Path | None, groups: int, samples: int) -> None:
-    """Time the buffer on a redis-server of its own (AOF every second)."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
-        asyncio.run(measure(server.url, groups, samples, json_file))
+@click.option("--running", default=10_000, show_default=True, help="Most samples that run at once in a service.")
+def main(json_file: Path | None, groups: int, samples: int, running: int) -> None:
+    """Time the buffer on a redis-server of its own (AOF every second), then weigh a service that uses one."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with EmbeddedRedis(folder / "redis") as server:
+            tables = asyncio.run(measure(server.url, groups, samples))
+        counts = [count for count in (100, 1_000, 10_000) if count <= running]
+        if counts:
+            tables["Service"] = service_memory(folder, counts)
+    show(tables, json_file)
 
 
 if __name__ == "__main__":

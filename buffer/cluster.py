@@ -5,6 +5,7 @@ own, since transactions, WATCH and WAITAOF are a matter of one connection.
 """
 
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from redis.asyncio import Redis
@@ -21,7 +22,14 @@ CONNECT_TIMEOUT_S = 5.0  # as for the nodes themselves
 class ClusterNodes:
     """Finds the node of a key, through any node that was ever known."""
 
-    def __init__(self, url: str, password: str | None, username: str | None, client: Callable[[str], Redis]) -> None:
+    def __init__(
+        self,
+        url: str,
+        password: str | None,
+        username: str | None,
+        client: Callable[[str], Redis],
+        tls: dict[str, Any] | None = None,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss") or not parts.hostname:
             raise SettingsError(f"buffer.cluster needs a redis:// or rediss:// address, not {parts.scheme}://")
@@ -29,6 +37,7 @@ class ClusterNodes:
         self._password = password or (unquote(parts.password) if parts.password else None)
         self._username = username or (unquote(parts.username) if parts.username else None)
         self._make_client = client
+        self._tls = tls if tls is not None and parts.scheme == "rediss" else {}
         self._known = {(parts.hostname, parts.port or 6379)}
         self._clients: dict[str, Redis] = {}
 
@@ -42,6 +51,7 @@ class ClusterNodes:
             require_full_coverage=False,
             username=self._username,
             password=self._password,
+            **self._tls,
         )
         try:
             await topology.initialize()

@@ -3,6 +3,9 @@
 import json
 import logging
 import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -15,6 +18,7 @@ from buffer.cluster import ClusterNodes
 from buffer.keys import Keys
 from buffer.link import Finder, Link, SingleServer
 from buffer.scripts import WITHDRAWN, Store
+from buffer.sentinel import SentinelMaster, SentinelNodes
 from protocol.errors import NotFoundError, RedisUnfitError, SettingsError, UnavailableError
 
 SCHEMA_VERSION = 2  # of keys and bytes; raised by every change that an older release could not read
@@ -22,15 +26,24 @@ MIN_REDIS_VERSION = (7, 0)  # the first whose scripts carry flags: what drains t
 CONNECT_TIMEOUT_S = 5.0  # a Redis that does not accept within this is away
 ANSWER_TIMEOUT_S = 10.0  # longer than any transition by two orders; shorter than a lease, so a dead peer costs none
 HEALTH_CHECK_S = 15.0  # a connection that was idle for longer is pinged before it is used
+EARLY_S = 0.5  # two syncs of `everysec` can't begin within less than a second
 POOL_TIMEOUT_S = 60.0  # waiting for a free connection is back-pressure, not a fault
 
 _LOG = logging.getLogger(__name__)
 POLICY_0 = json.dumps({"step": 0, "trainer_epoch": 0, "path": ""})
 
 
-def open_client(url: str, password: str | None, username: str | None, max_connections: int) -> Redis:
+def open_client(
+    url: str,
+    password: str | None,
+    username: str | None,
+    max_connections: int,
+    tls: Mapping[str, str] | None = None,
+) -> Redis:
     """A client that never sends a command twice by itself: only the caller knows what may be repeated."""
     given: dict[str, Any] = {"password": password, "username": username}
+    if url.startswith("rediss"):
+        given |= tls or {}
     if not url.startswith("unix"):
         given["socket_keepalive"] = True
     try:
@@ -53,14 +66,34 @@ def open_client(url: str, password: str | None, username: str | None, max_connec
 
 
 def open_link(
-    url: str, password: str | None, username: str | None, max_connections: int, cluster: bool, keys: Keys
+    url: str,
+    password: str | None,
+    username: str | None,
+    max_connections: int,
+    cluster: bool,
+    keys: Keys,
+    sentinel: SentinelNodes | None = None,
+    tls: Mapping[str, str] | None = None,
 ) -> Link:
-    """The way to the run's Redis; nothing is connected yet. Raises SettingsError for an address that can't be used."""
+    """The way to the run's Redis; nothing is connected yet. Raises SettingsError for an address that can't be used.
+
+    `tls`: files by redis-py's names (`ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`), used with rediss:// addresses.
+    """
+    files = dict(tls or {})
+    for name, path in files.items():
+        if not Path(path).is_file():
+            raise SettingsError(f"buffer.{name} = {path} is not a file: correct the path, or leave it off")
 
     def client(address: str) -> Redis:
-        return open_client(address, password, username, max_connections)
+        return open_client(address, password, username, max_connections, files)
 
-    finder: Finder = ClusterNodes(url, password, username, client) if cluster else SingleServer(client(url))
+    finder: Finder
+    if sentinel is not None:
+        finder = SentinelMaster(sentinel, url, client, files)
+    elif cluster:
+        finder = ClusterNodes(url, password, username, client, files)
+    else:
+        finder = SingleServer(client(url))
     return Link(finder, keys)
 
 
@@ -76,6 +109,33 @@ async def check_server(link: Link, url: str, wait_aof: bool) -> None:
         append_only=append_only,
     )
     link.wait_aof = wait_aof and append_only and await _waits_for_aof(client, shown(url))
+
+
+async def warn_of_early_answers(store: Store, url: str) -> None:
+    """Find out whether WAITAOF keeps its word, and say so if it doesn't.
+
+    With `appendfsync everysec` a sync begins at most once a second, so two waits, each after a write of its own, take
+    longer than half a second, unless the server answers before it has synced (redis/redis#13793; Valkey 9.1 does).
+    """
+    if not store.link.wait_aof:
+        return
+    began = time.monotonic()
+    await store.sync()
+    await store.sync()
+    if time.monotonic() - began > EARLY_S:
+        return
+    try:
+        reply = str(await store.link.use(lambda client: client.execute_command("CONFIG", "GET", "appendfsync")))
+    except NoPermissionError:
+        reply = ""  # as it should be: then `everysec` is assumed, which is what nearly everybody runs
+    except (RedisError, OSError) as error:
+        raise UnavailableError(f"Redis stopped answering ({error}): start it again") from error
+    if "always" not in reply:
+        _LOG.warning(
+            "Redis at %s answers WAITAOF before its AOF is on disk, unless appendfsync is always: %s",
+            shown(url),
+            WITHDRAWN,
+        )
 
 
 async def make_run(store: Store) -> None:

@@ -1,14 +1,15 @@
 """The way to the Redis that holds a run, shared by all views of one buffer.
 
-Always true: nothing is sent twice from here; a cluster's node is looked up again after it was found to be the wrong one
-or out of reach, and every node's client is kept until the link is closed, so that no call loses its own under way.
+Always true: nothing is sent twice from here; the node is looked up again after it was found to be the wrong one, a
+replica, or out of reach, and every node's client is kept until the link is closed, so that no call loses its own under
+way.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, MovedError, TimeoutError
+from redis.exceptions import ConnectionError, MovedError, ReadOnlyError, TimeoutError
 
 from buffer.keys import Keys
 from buffer.patience import Outage
@@ -53,6 +54,7 @@ class Link:
         self.run_keys = [key.encode() for key in keys.of_run()]  # every script is sent them: encoded once
         self.service_epoch = 0
         self.wait_aof = False
+        self.wait_replicas = 0  # that must have it in their AOF, too
         self.outage = Outage()
         self._finder = finder
         self._client: Redis | None = None
@@ -69,7 +71,7 @@ class Link:
             except MovedError as error:
                 self._forget(client)
                 moved = error
-            except (ConnectionError, TimeoutError, OSError):
+            except (ConnectionError, TimeoutError, OSError, ReadOnlyError):  # the last: a replica now
                 self._forget(client)
                 raise
         assert moved is not None, "only a move begins the loop again"

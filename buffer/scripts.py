@@ -62,6 +62,8 @@ REFUSALS: dict[bytes, type[AprilError]] = {
 }
 
 PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError, AskError)
+# Errors that redis-py has no class for: a long script, too few replicas, a full disk, a master that steps down.
+PASSING_WORDS = ("BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED")
 
 Arg = str | int | bytes
 Call = tuple[Sequence[str], Sequence[Arg]]
@@ -180,7 +182,7 @@ class Store:
         if isinstance(reply, Exception):
             raise reply
         _check(reply)
-        if isinstance(waited, ResponseError) and not isinstance(waited, PASSING_ERRORS):
+        if isinstance(waited, ResponseError) and not isinstance(waited, PASSING_ERRORS) and not _passes(waited):
             _LOG.warning("Redis no longer waits for its AOF (%s): %s", waited, WITHDRAWN)
             self.link.wait_aof = False
         elif isinstance(waited, Exception):
@@ -221,6 +223,10 @@ def _check(reply: list[Any]) -> None:
         raise REFUSALS[reply[0]](reply[1].decode())
 
 
+def _passes(error: ResponseError) -> bool:
+    return str(error).startswith(PASSING_WORDS)
+
+
 @asynccontextmanager
 async def _redis_errors() -> AsyncGenerator[None]:
     try:
@@ -236,8 +242,8 @@ async def _redis_errors() -> AsyncGenerator[None]:
     except NoPermissionError as error:
         raise RedisUnfitError(f"the Redis user may not do this ({error}): give it the rights of this run") from error
     except ResponseError as error:
-        if str(error).startswith("BUSY"):
-            raise UnavailableError(f"Redis runs a long script ({error}): wait, and try again") from error
+        if _passes(error):
+            raise UnavailableError(f"Redis can't take this now ({error}): mend that or wait, and try again") from error
         raise
     except (RedisError, OSError) as error:
         raise UnavailableError(f"Redis doesn't answer ({error}): start it or wait, and try again") from error

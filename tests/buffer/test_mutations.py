@@ -108,6 +108,12 @@ MUTATIONS = [
         test_limits.test_only_expired_leases_are_taken,
     ),
     Mutation(
+        "the cap on bytes",
+        "if bytes > 0 and most_bytes > 0 and held_bytes + bytes > most_bytes then",
+        "if false then",
+        lambda _, rig: test_limits.test_bytes_are_reserved_for_the_longest_responses(rig),
+    ),
+    Mutation(
         "the cap on groups",
         "if groups > 0 and held_groups + groups > most_groups then",
         "if false then",

@@ -2,7 +2,7 @@
 
 Always true:
 - every process is a child with a log of its own and is ended by its own id when the block is left, stopped ones too;
-- whatever ends is started again by `supervise`, as a supervisor would, and counted;
+- whatever ends is started again by `supervise`, as a supervisor would, and written down;
 - what the processes wrote to the journal, and what Redis holds in the end, is all that a checker is given.
 """
 
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,54 +30,16 @@ from protocol.errors import NotFoundError
 from protocol.failpoints import VARIABLE
 from protocol.messages import Status
 from protocol.settings import RunSettings, load_settings
+from protocol.settings.rollout import EngineBackend
 from protocol.states import GroupState
 from tests.support.journal import Journal
-from tests.support.scripted_trainer import FENCED_EXIT, REFUSED_EXIT
+from tests.support.scenes import NUM_PROMPTS, TOML
 from tests.support.tcp_proxy import TcpProxy
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"}
 POLL_S = 0.05
 ORDERLY_END_S = 30.0
-NUM_PROMPTS = 180  # of tests.support.tasks
-
-TOML = """
-[run]
-name = "chaos"
-seed = 5
-dir = "{folder}"
-[model]
-tokenizer_path = "{tokenizer}"
-[data]
-source = "tests.support.tasks:rows"
-apply_chat_template = false
-train_batch_size = 4
-max_prompt_length = 16
-max_response_length = 240
-[reward]
-name = "tests.support.tasks:score"
-[rollout]
-n = 2
-ratio = 2.0
-lookahead = 1
-max_lag = 3
-checkpoint_interval_s = 0.1
-stop_token_ids = [0]
-[engine]
-backend = "simulated"
-max_num_seqs = 16
-[engine.simulated]
-median_tokens = 60
-sigma = 0.8
-step_base_s = 0.004
-step_per_sequence_s = 0.0
-install_s = 0.05
-[buffer]
-url = "redis://127.0.0.1:{redis_port}"
-sample_lease_s = 5.0
-[trainer]
-service_url = "http://127.0.0.1:{port}"
-"""
 
 
 def free_port() -> int:
@@ -147,10 +109,10 @@ class System:
     front: TcpProxy
     journal: Journal
     client: httpx.Client
+    overrides: tuple[str, ...] = ()
     redis: Process | None = None
     service: Process | None = None
     trainers: list[Process] = field(default_factory=list[Process])
-    counts: Counter[str] = field(default_factory=Counter[str])
     num_started: Counter[str] = field(default_factory=Counter[str])
     children: list[Process] = field(default_factory=list[Process])
 
@@ -174,7 +136,8 @@ class System:
     def start_service(self, fail: str = "", *words: str) -> Process:
         """`april serve` on a port of its own, to which connections go from now on; it listens some seconds later."""
         port = free_port()
-        command = [sys.executable, "-m", "deploy.cli", "serve", str(self.toml), f"--service.port={port}", *words]
+        command = [sys.executable, "-m", "tests.support.witness", str(self.history_folder)]
+        command += ["serve", str(self.toml), f"--service.port={port}", *self.overrides, *words]
         self.service = self._start("service", command, {VARIABLE: fail} if fail else {})
         self.front.target_port = port
         self.front.drop_connections()
@@ -185,6 +148,8 @@ class System:
         command = [sys.executable, "-m", "tests.support.scripted_trainer"]
         command += [f"--url={self.settings.trainer.service_url}", f"--folder={self.settings.trainer_dir}"]
         command += [f"--weights={self.settings.weights_root}", f"--journal={self.history_folder}", *words]
+        if self.settings.model.path is not None:
+            command.append(f"--model={self.settings.model.path}")
         trainer = self._start("trainer", command, {VARIABLE: fail} if fail else {})
         self.trainers.append(trainer)
         return trainer
@@ -207,33 +172,35 @@ class System:
         self.children.append(child)
         return child
 
+    def kill(self, process: Process) -> None:
+        """SIGKILL, and wait; the history says when, so that nobody takes the kill for a failure."""
+        self.journal.write("kill", process=process.name, child=process.popen.pid)
+        process.kill()
+
     def supervise(self, arm: Callable[[str], str]) -> None:
         """Start again what has ended; `arm` says with which failpoint."""
         if self.redis is not None and not self.redis.alive:
-            self._ended(self.redis)
+            self.ended(self.redis)
             self.start_redis()
         if self.service is not None and not self.service.alive:
-            self._ended(self.service)
+            self.ended(self.service)
             self.start_service(arm("service"))
         for trainer in [t for t in self.trainers if not t.alive]:
-            self._ended(trainer)
+            self.ended(trainer)
             self.trainers.remove(trainer)
         if not self.trainers:
             self.start_trainer(arm("trainer"))
 
-    def _ended(self, process: Process) -> None:
+    def ended(self, process: Process) -> None:
+        """Write down how a process ended."""
         code = process.popen.wait()
         self.journal.write("ended", process=process.name, child=process.popen.pid, code=code)
-        names = {FENCED_EXIT: "superseded", REFUSED_EXIT: "refused", -signal.SIGKILL: "killed"}
-        if process.name != "trainer" and code != -signal.SIGKILL:
-            self.counts[f"{process.name} exited {code}"] += 1
-        else:
-            self.counts[f"{process.name} {names.get(code, f'exited {code}')}"] += 1
 
     # What is seen
 
     def status(self) -> Status | None:
         """The service's status, written to the history; None while it is away."""
+        asked_at = time.monotonic()
         try:
             response = self.client.get("/v1/status")
         except httpx.TransportError:
@@ -241,7 +208,7 @@ class System:
         if not response.is_success:
             return None
         status = Status.model_validate(response.json())
-        self.journal.write("status", **status.model_dump(mode="json", include=STATUS_FIELDS))
+        self.journal.write("status", asked_at=asked_at, **status.model_dump(mode="json", include=STATUS_FIELDS))
         return status
 
     def until(self, condition: Callable[[Status], bool], *processes: Process, patience_s: float = 120.0) -> Status:
@@ -277,21 +244,25 @@ STATUS_FIELDS = {
 
 
 @contextlib.contextmanager
-def open_system(folder: Path, tokenizer: Path) -> Generator[System]:
-    """A run in `folder`: its settings, its proxy, and a running Redis; service and trainers are yet to be started."""
+def open_system(folder: Path, model: Path, text: str = TOML, overrides: Sequence[str] = ()) -> Generator[System]:
+    """A run in `folder`: its settings, its proxy, and a running Redis; service and trainers are yet to be started.
+
+    `overrides`: `--section.field=value`, for every service of the run.
+    """
     redis_port = free_port()
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(TcpProxy(redis_port))
         front = stack.enter_context(TcpProxy(0))
         toml = folder / "run.toml"
-        values = {"folder": folder / "run", "tokenizer": tokenizer, "port": front.port, "redis_port": proxy.port}
-        toml.write_text(TOML.format(**values))
-        settings = load_settings(toml)
+        values = {"folder": folder / "run", "model": model, "port": front.port, "redis_port": proxy.port}
+        toml.write_text(text.format(**values))
+        settings = load_settings(toml, overrides)
         (folder / "run" / "weights").mkdir(parents=True)
         journal = Journal(folder / "history")
         stack.callback(journal.close)
         client = stack.enter_context(httpx.Client(base_url=settings.trainer.service_url, timeout=2.0))
         system = System(folder, settings, toml, redis_port, proxy, front, journal, client)
+        system.overrides = tuple(overrides)
         stack.callback(lambda: [child.kill() for child in system.children])
         journal.write("config", **_config(settings))
         system.start_redis()
@@ -345,6 +316,11 @@ def _config(settings: RunSettings) -> dict[str, Any]:
         "max_lag": settings.rollout.max_lag,
         "batch_groups": settings.data.train_batch_size,
         "num_prompts": NUM_PROMPTS,
+        "simulated": settings.engine.backend is EngineBackend.SIMULATED,
+        "step_s": simulated.step_base_s if settings.engine.backend is EngineBackend.SIMULATED else None,
+        "checkpoint_interval_s": settings.rollout.checkpoint_interval_s,
+        "sample_lease_s": settings.buffer.sample_lease_s,
+        "max_sample_failures": settings.rollout.max_sample_failures,
     }
 
 

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.flight import read_flights
+
 Record = dict[str, Any]
 
 BATCHES = "batches"
@@ -42,8 +44,9 @@ class Journal:
 
 
 def read_history(folder: Path) -> tuple[list[Record], dict[str, bytes]]:
-    """(records in the order of time, batches by digest)."""
+    """(records in the order of time, flight recorders last; batches by digest)."""
     lines = (folder / "history.jsonl").read_text().splitlines()
     records = sorted((json.loads(line) for line in lines), key=lambda record: record["at"])
+    records += read_flights(folder)
     batches = {path.name: path.read_bytes() for path in (folder / BATCHES).iterdir() if not path.suffix}
     return records, batches

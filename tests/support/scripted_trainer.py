@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from protocol.batch import MEDIA_TYPE, decode_batch
 from protocol.failpoints import Failpoint, failpoint
@@ -34,6 +34,7 @@ AWAY_STATUSES = (502, 503, 504)
 PAUSE_S = 0.1
 PATIENCE_S = 120.0
 LONG_POLL_S = 5.0
+STEP_CHANGE = 1e-3  # of one tensor, so that no two steps publish the same bytes
 ANSWER_S = 20.0  # a stopped service answers after this at the latest, or is asked again
 
 
@@ -48,8 +49,9 @@ class Refused(Exception):
 class ScriptedTrainer:
     """One life of the trainer."""
 
-    def __init__(self, url: str, folder: Path, weights: Path, journal: Journal) -> None:
+    def __init__(self, url: str, folder: Path, weights: Path, journal: Journal, model: Path | None) -> None:
         self.stopping = False
+        self._model = model
         self.step = 0
         self.history: dict[str, list[Any]] = {}
         self._http = httpx.Client(base_url=url, timeout=ANSWER_S)
@@ -125,9 +127,17 @@ class ScriptedTrainer:
     def _publish(self) -> None:
         folder = self._weights / f"step-{self.step:06d}-e{self._epoch}"
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({"x": np.full(3, self.step, np.float32)}, folder / "model.safetensors")
+        save_file(self._policy_after(self.step), folder / "model.safetensors")
         write_manifest(folder, self.step)
         self._call("publish", "/v1/policies", {"step": self.step, "path": folder.name})
+
+    def _policy_after(self, step: int) -> dict[str, np.ndarray]:
+        """What stands for the policy after a step: of a real model the weights as it started, a little changed."""
+        if self._model is None:
+            return {"x": np.full(3, step, np.float32)}
+        weights = load_file(self._model / "model.safetensors")
+        name = min(weights)
+        return weights | {name: weights[name] * np.float32(1 + STEP_CHANGE * step)}
 
     def _trained(self) -> None:
         self._call("trained", f"/v1/trainers/steps/{max(self.step, 1)}", None)
@@ -183,11 +193,12 @@ def main() -> int:
     for name in ("url", "folder", "weights", "journal"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--steps", type=int, default=0, help="0: until SIGTERM")
+    parser.add_argument("--model", type=Path, help="folder of the model that an engine loads; without, a stand-in")
     parser.add_argument("--save-freq", type=int, default=2)
     parser.add_argument("--train-s", type=float, default=0.05)
     words = parser.parse_args()
     journal = Journal(Path(words.journal))
-    trainer = ScriptedTrainer(words.url, Path(words.folder), Path(words.weights), journal)
+    trainer = ScriptedTrainer(words.url, Path(words.folder), Path(words.weights), journal, words.model)
 
     def stop(*_: object) -> None:
         trainer.stopping = True

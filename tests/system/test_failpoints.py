@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from protocol.failpoints import EXIT_CODE, VARIABLE, Failpoint
-from protocol.states import SampleState
 from tests.support.cluster import System, open_system, until
-from tests.support.history import check
+from tests.support.history import check, judge
 from tests.support.journal import read_history
 from tests.support.scripted_trainer import FENCED_EXIT
 
@@ -126,20 +125,39 @@ def test_trainer_that_was_stopped_and_superseded_changes_nothing_when_it_wakes(t
         assert all("superseded by epoch 2" in call["detail"] for call in calls)
 
 
-def test_killed_service_loses_at_most_a_checkpoint_interval_of_each_sample(tmp_path, tiny_model_dir):
-    length = 2000
-    words = (f"--data.max_response_length={length}", f"--engine.simulated.median_tokens={length}")
-    with open_system(tmp_path, tiny_model_dir) as system:
-        service = system.start_service("", *words, "--engine.simulated.sigma=0")
-        before = system.until(lambda s: s.counters.get("tokens_appended", 0) > 16 * 200, service)
-        service.kill()
-        again = system.start_service("", *words, "--engine.simulated.sigma=0", "--engine.simulated.step_base_s=100")
-        after = system.until(lambda s: s.service_epoch == 2, again)
-        settings = system.settings
-        steps = settings.rollout.checkpoint_interval_s / settings.engine.simulated.step_base_s
-        lost = before.engines[0].tokens_generated - after.counters["tokens_appended"]
-        assert lost <= settings.engine.max_num_seqs * 2 * steps, "twice, since an append takes time as well"
-        assert after.counters["resumes"] + after.samples[SampleState.PARKED] >= settings.engine.max_num_seqs
+def test_killed_service_loses_at_most_a_checkpoint_interval_of_each_of_its_64_samples(tmp_path, tiny_model_dir):
+    words = ("--data.max_response_length=2000", "--engine.simulated.median_tokens=2000", "--engine.simulated.sigma=0")
+    words += ("--engine.max_num_seqs=64", "--data.train_batch_size=16")
+    with open_system(tmp_path, tiny_model_dir, overrides=words) as system:
+        service = system.start_service()
+        system.until(lambda s: s.counters.get("tokens_appended", 0) > 64 * 100, service)
+        system.kill(service)
+        system.ended(service)
+        again = system.start_service()
+        after = system.until(lambda s: s.service_epoch == 2 and s.counters.get("resumes", 0) >= 64, again)
+        assert after.ledger_error == 0
+        assert again.end() == 0, again.tail()
+        records, batches = read_history(system.history_folder)
+    (flight,) = [r for r in records if r["kind"] == "flight" and r["pid"] == service.popen.pid]
+    lengths = resumed_lengths(records, again.popen.pid)
+    assert {row["sample"] for row in flight["rows"]} == set(lengths)
+    assert len(lengths) == 64
+    for row in flight["rows"]:
+        assert row["stored"] <= lengths[row["sample"]] <= row["generated"]
+    verdict = next(v for v in judge(records, batches) if v.promise == "G7")
+    assert verdict.violations == []
+    assert verdict.seen["samples that ran when a service died"] == 64
+    assert verdict.seen["tokens lost with them"] == sum(r["generated"] - lengths[r["sample"]] for r in flight["rows"])
+
+
+def resumed_lengths(records, pid):
+    """Tokens of each sample when a service first started it again."""
+    found = {}
+    for record in records:
+        if record["kind"] == "buffer" and record["op"] == "read" and record["pid"] == pid:
+            for sample, _, length, _ in record["samples"]:
+                found.setdefault(sample, length)
+    return found
 
 
 @pytest.mark.slow

@@ -26,6 +26,11 @@ CONFIG: Record = {
     "max_lag": 2,
     "batch_groups": 2,
     "num_prompts": 100,
+    "simulated": True,
+    "step_s": 0.004,
+    "checkpoint_interval_s": 0.1,
+    "sample_lease_s": 5.0,
+    "max_sample_failures": 3,
 }
 LEDGER = {"admitted": 6, "open": 1, "ready": 1, "leased": 2, "consumed": 2, "dropped": 0}
 
@@ -154,6 +159,11 @@ def legal_call_refused(history: History) -> None:
     history.records.append(call("open", 8.0, 1, "refused", 0, detail="steps up to 2 are acknowledged"))
 
 
+def session_refused_after_a_late_ack(history: History) -> None:
+    history.records.append({"kind": "started", "at": 7.6, "process": "trainer", "child": 9, "failpoint": ""})
+    history.records.append(call("open", 8.0, 0, "refused", 0, detail="steps up to 1 are acknowledged", pid=9))
+
+
 def replay_differs(history: History) -> None:
     history.records = [r for r in history.records if r.get("step") != 2 or r.get("epoch") != 2]
     history.serve(2, [group(2, (0, 1)), group(3, (0, 1))], 1, 6.0, epoch=2)
@@ -259,6 +269,7 @@ def prompt_twice(history: History) -> None:
         (epoch_given_twice, "G3"),
         (superseded_service_lives_on, "G3"),
         (legal_call_refused, "G5"),
+        (session_refused_after_a_late_ack, "G5"),
         (replay_differs, "G5"),
         (batch_of_another_step, "G5"),
         (not_a_batch, "G5"),
@@ -286,6 +297,12 @@ def prompt_twice(history: History) -> None:
 def test_violation_is_found(good, spoil, promise):
     spoil(good)
     assert promise in good.promises_broken()
+
+
+def test_a_session_may_be_refused_whose_checkpoint_was_overtaken(good):
+    good.records.append({"kind": "started", "at": 7.4, "process": "trainer", "child": 9, "failpoint": ""})
+    good.records.append(call("open", 8.0, 0, "refused", 0, detail="steps up to 1 are acknowledged", pid=9))
+    assert good.promises_broken() == set()
 
 
 def test_versions_that_a_restarted_trainer_publishes_again_do_not_age_tokens(good):
