@@ -170,7 +170,8 @@ class EmbeddedRedis:
         return [
             f"dir {_quoted(self.folder)}",
             "appendonly yes",
-            "appendfsync everysec",
+            # This version answers WAITAOF before the disk has it, so with `everysec` a power loss could undo a lease.
+            "appendfsync always",
             'save ""',
             "maxmemory-policy noeviction",
             "daemonize no",

@@ -4,6 +4,8 @@ Always true:
 - there are `num_workers` slots; a slot runs one task, and is idle, busy or restarting;
 - a task holds its slot only; one that hangs costs the others nothing but that slot, until `timeout_s` is over;
 - a worker that didn't reply whole (time-out, death, a caller that gave up) is killed and replaced, never used again;
+- a task whose worker died is tried once more on a new one: somebody else may have killed the worker, even while it was
+  idle; what dies twice is the task's own failure;
 - after `close` no process is left, and who still waited gets UnavailableError: their samples have not failed.
 """
 
@@ -87,14 +89,21 @@ class ScorerPool:
 
     async def _run(self, slot: _Slot, task: ScoringTask) -> dict[str, Any]:
         try:
-            if slot.worker is None:
-                await self._fill(slot)
-            assert slot.worker is not None
-            return await slot.worker.score(task, self._timeout_s)
+            try:
+                return await self._run_once(slot, task)
+            except WorkerDiedError:
+                await self._empty(slot)
+                return await self._run_once(slot, task)
         except WorkerTimeoutError as error:
             raise self._failure(FailReason.REWARD_TIMEOUT, f"scoring took longer than {self._timeout_s:g} s") from error
         except (WorkerDiedError, DataError) as error:
             raise self._failure(FailReason.REWARD_ERROR, str(error)) from error
+
+    async def _run_once(self, slot: _Slot, task: ScoringTask) -> dict[str, Any]:
+        if slot.worker is None:
+            await self._fill(slot)
+        assert slot.worker is not None
+        return await slot.worker.score(task, self._timeout_s)
 
     def _failure(self, reason: FailReason, message: str) -> ScoringError | UnavailableError:
         if self._closed:
@@ -113,15 +122,18 @@ class ScorerPool:
         restart.add_done_callback(self._restarts.discard)
 
     async def _replace(self, slot: _Slot) -> None:
-        self.num_restarts += 1
-        if slot.worker is not None:
-            await slot.worker.kill()
-            slot.worker = None
+        await self._empty(slot)
         try:
             await self._fill(slot)
         except (DataError, OSError):
             slot.worker = None  # the next task of this slot tries again and reports what is wrong
         self._idle.put_nowait(slot)
+
+    async def _empty(self, slot: _Slot) -> None:
+        self.num_restarts += 1
+        if slot.worker is not None:
+            await slot.worker.kill()
+            slot.worker = None
 
     async def _fill(self, slot: _Slot) -> None:
         worker = await WorkerProcess.spawn(self._config)

@@ -63,12 +63,21 @@ async def test_no_number_is_a_failure_with_its_reason(make_pool, make_task, acti
 
 
 @pytest.mark.parametrize(("action", "words"), [("die", "exited with code 3"), ("kill", "ended by SIGKILL")])
-async def test_a_worker_that_dies_fails_its_task_only(make_pool, make_task, action, words):
+async def test_a_task_that_ends_two_workers_fails_alone(make_pool, make_task, action, words):
     pool = await make_pool()
     [pid] = pool.pids
     with pytest.raises(ScoringError, match=words) as caught:
         await pool.score(make_task(action))
     assert caught.value.reason is FailReason.REWARD_ERROR
+    assert (await pool.score(make_task("value", 2))).value == 2
+    assert pool.num_restarts == 2
+    assert pool.pids != [pid]
+
+
+async def test_a_worker_that_was_killed_while_idle_costs_no_sample(make_pool, make_task):
+    pool = await make_pool()
+    [pid] = pool.pids
+    os.kill(pid, signal.SIGKILL)
     assert (await pool.score(make_task("value", 2))).value == 2
     assert pool.num_restarts == 1
     assert pool.pids != [pid]
