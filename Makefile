@@ -10,7 +10,7 @@ TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-ba
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install demo test test-slow chaos lint format bench lock clean
+.PHONY: install demo test test-slow chaos lint format bench bench-trainer lock clean
 
 install: $(READY)
 
@@ -43,6 +43,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-trainer: $(READY)
+	$(BIN)/python -m benchmarks.trainer $(ARGS)
 
 bench: $(READY)
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) $(ARGS) || exit 1; done

@@ -1,7 +1,6 @@
 """The `april` command. Each subcommand imports what it needs when it runs, so that `--help` is quick."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,9 @@ import click
 
 from deploy.buffer_commands import buffer_group
 from deploy.console import configure_logging, run_reporting_errors
+from deploy.data_commands import data_group
+from deploy.from_verl import from_verl
+from deploy.toml import toml_text
 from protocol.settings import RunSettings, dump_settings, iter_fields, load_settings
 
 OVERRIDES: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -45,7 +47,7 @@ def run_command(function: Any) -> Any:
         callback=_show_settings,
         help="List every setting with what it does, and exit.",
     )(function)
-    function = click.option("--dry-run", is_flag=True, help="Print the resolved settings and exit.")(function)
+    function = click.option("--dry-run", is_flag=True, help="Print the resolved settings as TOML and exit.")(function)
     function = click.argument("overrides", nargs=-1, metavar="[--section.field=value]...")(function)
     return click.argument("run_toml", type=click.Path(path_type=Path), metavar="RUN.toml")(function)
 
@@ -68,16 +70,19 @@ def serve(run_toml: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
 
 @main.command(context_settings=OVERRIDES)
 @click.option("--nproc", default=1, show_default=True, type=click.IntRange(1), help="Ranks on this machine.")
+@click.option("--hostfile", type=click.Path(path_type=Path), help="Machines and their slots, for DeepSpeed's launcher.")
 @run_command
-def train(run_toml: Path, overrides: tuple[str, ...], dry_run: bool, nproc: int) -> None:
+def train(run_toml: Path, overrides: tuple[str, ...], dry_run: bool, nproc: int, hostfile: Path | None) -> None:
     """Train the policy that RUN.toml describes, on batches of the rollout service."""
 
     def work() -> None:
         settings = load_settings(run_toml, overrides)
         if _dry(settings, dry_run):
             return
-        if nproc > 1:
-            sys.exit(_launch_ranks(nproc, run_toml, overrides))
+        if nproc > 1 or hostfile:
+            from deploy.launch_ranks import launch
+
+            sys.exit(launch(nproc, hostfile, run_toml, overrides))
         from trainer.threads import wait_passively
 
         wait_passively()
@@ -122,18 +127,14 @@ def doctor(run_toml: Path, overrides: tuple[str, ...], json_file: Path | None, s
 
 
 main.add_command(buffer_group)
+main.add_command(data_group)
+main.add_command(from_verl)
 
 
 def _dry(settings: RunSettings, dry_run: bool) -> bool:
     if dry_run:
-        click.echo(json.dumps(dump_settings(settings), indent=2))
+        click.echo(toml_text(dump_settings(settings)), nl=False)
     return dry_run
-
-
-def _launch_ranks(nproc: int, run_toml: Path, overrides: tuple[str, ...]) -> int:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"]
-    command = [*launcher, "-m", "trainer", str(run_toml), *overrides]
-    return subprocess.run(command, check=False).returncode  # noqa: S603  our own command line
 
 
 if __name__ == "__main__":

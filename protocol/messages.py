@@ -210,8 +210,33 @@ class StartEvaluation(Message):
     temperature: float | None = Field(default=None, ge=0, le=100)
 
 
+class EvaluationScores(Message):
+    """Results over some held-out prompts, of their scored samples; k is the number of samples of a prompt.
+
+    `mean`: mean@k; `mean_stderr`: its standard error over prompts; `pass_at`: pass@j for some j up to k; `majority`:
+    maj@k. What has no value is left out.
+    """
+
+    num_prompts: int
+    num_samples: int
+    num_failed: int
+    mean: float
+    mean_stderr: float | None = None
+    pass_at: dict[int, float] = Field(default_factory=dict)
+    majority: float | None = None
+    truncated_share: float
+    mean_tokens: float
+    p50_tokens: float
+    p99_tokens: float
+    max_tokens: int
+
+
 class Evaluation(Message):
-    """A version-pinned evaluation; its samples take no part in rounds and are never cut."""
+    """A version-pinned evaluation; its samples take no part in rounds and are never cut.
+
+    Of `num_samples`, `num_done` are scored and `num_failed` could not be, up to now. `scores` and, by data source,
+    `sources` are there when it is done; the single numbers beside them are those of `scores`.
+    """
 
     id: str
     version: int
@@ -226,6 +251,10 @@ class Evaluation(Message):
     max_tokens: int | None = None
     truncated_share: float | None = None
     error: str | None = None
+    n: int = 1
+    temperature: float | None = None
+    scores: EvaluationScores | None = None
+    sources: dict[str, EvaluationScores] = Field(default_factory=dict)
 
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_./:@+ -]{1,120}$")]

@@ -30,7 +30,7 @@ from rollout_service.policies import PolicyRegistry
 from rollout_service.prompts.encode import load_tokenizer
 from rollout_service.prompts.interface import PromptSet
 from rollout_service.prompts.load import load_prompts
-from rollout_service.prompts.order import ShuffledOrder
+from rollout_service.prompts.order import build_order
 from rollout_service.rewards.build import build_scorer
 from rollout_service.rewards.labels import check_labels
 from rollout_service.samples import Decode, SampleParts
@@ -117,7 +117,7 @@ def assemble_parts(
     delivery = Delivery(quick, mailbox, settings.run.name, settings.data.train_batch_size, settings.spool_dir)
     evaluations = Evaluations(settings, sample_parts, prompts.validation)
     control = Control(settings.rollout, quick, mailbox)
-    order = ShuffledOrder(prompts.train, settings.run.seed, settings.data.shuffle)
+    order = build_order(prompts.train, settings)
     return ServiceParts(
         settings=settings,
         buffer=quick,

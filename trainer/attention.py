@@ -16,6 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from protocol.errors import SettingsError
 
 PACKED_ATTENTION = "april_packed"
+PADDED_ATTENTION = "april_padded"
 FLASH_ATTENTION = "flash_attention_2"
 
 
@@ -77,6 +78,19 @@ def packed_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
+def padded_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention over rows that are padded on the right: `query` [S, heads, L, d]; no mask is needed for that."""
+    options["sample_lengths"] = (query.shape[2],)
+    return packed_attention(module, query, key, value, attention_mask, **options)
+
+
 def _is_windowed(length: int, window: int | None) -> bool:
     return window is not None and length > window
 
@@ -89,9 +103,17 @@ def _window_mask(length: int, window: int | None, device: torch.device) -> Tenso
     return (distance >= 0) & (distance < window)
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
+def no_mask(*_: Any, **__: Any) -> None:
+    """The mask of an attention that needs none: bounds come with the call."""
     return None
 
 
+def core_attention(name: str) -> Any:
+    """The attention function of that name, for others to call."""
+    return AttentionInterface()[name]
+
+
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)
+AttentionInterface.register(PADDED_ATTENTION, padded_attention)
+for _name in (PACKED_ATTENTION, PADDED_ATTENTION):
+    AttentionMaskInterface.register(_name, no_mask)

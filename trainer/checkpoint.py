@@ -2,45 +2,60 @@
 
 Always true: a checkpoint appears under its name whole and flushed to the disk, or not at all, and is never replaced, so
 that a superseded trainer which wakes in the middle of a save can't take away what its successor has acknowledged; it is
-the only thing that an acknowledgement rests on; the newest is what a restart goes on from. Nothing in it comes from the
-network.
+the only thing that an acknowledgement rests on; the newest is what a restart goes on from, on any number of ranks.
+Nothing in it comes from the network.
 """
 
 import errno
+import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file, save_file
 
-from protocol.errors import TrainingError
+from protocol.errors import SettingsError, TrainingError
 from protocol.settings import RunSettings
+from trainer.best import BestCheckpoint
 from trainer.distributed import Ranks
-from trainer.engine import PolicyEngine
+from trainer.identity import differences, identity
 from trainer.summary import Totals
 
 STATE_NAME = "state.json"
 NAME_PATTERN = re.compile(r"step-(\d{6,})")
-FORMAT = 1
+FORMAT = 2
+GLOB_CHARACTERS = frozenset("*?[")
+
+
+class Saved(Protocol):
+    """What a checkpoint holds besides the small things; see `ModuleEngine`."""
+
+    def save(self, folder: Path) -> None:
+        """Write its state under `folder`, in a place of its own."""
+        ...
+
+    def load(self, folder: Path, same_ranks: bool) -> None:
+        """Read it, written by as many ranks or another number."""
+        ...
 
 
 class TrainerState(BaseModel):
-    """`groups`: ids of the groups that each step since the previous checkpoint consumed."""
+    """`settings`: those that the checkpoint belongs to. `groups`: ids of the groups that each step since the previous
+    checkpoint consumed. `extra`: numbers of other objects that training goes on from."""
 
     model_config = ConfigDict(extra="forbid")
     format: int = FORMAT
-    run: str
-    model_path: str
-    model_dtype: str
-    zero_stage: int
+    settings: dict[str, Any]
     num_ranks: int
     step: int
     groups: dict[int, list[str]] = Field(default_factory=dict[int, list[str]])
     totals: Totals = Field(default_factory=Totals)
+    extra: dict[str, dict[str, float]] = Field(default_factory=dict[str, dict[str, float]])
 
 
 class Checkpoints:
@@ -48,22 +63,24 @@ class Checkpoints:
 
     def __init__(self, settings: RunSettings, ranks: Ranks) -> None:
         self._folder = settings.trainer_dir / "checkpoints"
+        if GLOB_CHARACTERS & set(str(self._folder)):
+            raise SettingsError(
+                f"the path {self._folder} has one of the characters * ? [, and DeepSpeed reads those as patterns: "
+                "set another run.dir or trainer.default_local_dir"
+            )
         self._kept = settings.trainer.num_checkpoints_kept
         self._ranks = ranks
-        self._identity: dict[str, Any] = {
-            "run": settings.run.name,
-            "model_path": str(settings.model.path),
-            "model_dtype": settings.model.dtype,
-            "zero_stage": settings.deepspeed.zero_stage,
-            "num_ranks": ranks.size,
-        }
+        self._seed = settings.run.seed
+        self._identity = identity(settings)
+        self.best = BestCheckpoint(self._folder)
+        self._early: tuple[int, float] | None = None  # a result that was there before the checkpoint of its step
 
     def new_state(self) -> TrainerState:
         """The state of a run that has trained nothing."""
-        return TrainerState(step=0, **self._identity)
+        return TrainerState(step=0, settings=self._identity, num_ranks=self._ranks.size)
 
-    def restore(self, engine: PolicyEngine) -> TrainerState:
-        """Load the newest checkpoint into `engine`, or begin anew if there is none."""
+    def restore(self, engines: Sequence[Saved]) -> TrainerState:
+        """Load the newest checkpoint into `engines`, or begin anew if there is none."""
         if self._ranks.is_main:
             self._drop_unfinished()
         newest = self._ranks.share(max((p.name for p in self._finished()), key=_step_of, default=None))
@@ -71,19 +88,26 @@ class Checkpoints:
             return self.new_state()
         folder = self._folder / newest
         state = self._read(folder / STATE_NAME)
-        engine.load(folder)
-        _set_random_state(folder / f"random-{self._ranks.rank}.safetensors")
-        return state
+        same_ranks = state.num_ranks == self._ranks.size
+        for engine in engines:
+            engine.load(folder, same_ranks)
+        if same_ranks:
+            _set_random_state(folder / f"random-{self._ranks.rank}.safetensors")
+        else:
+            # States of other ranks would repeat or be missing; dropout does not ask for more than independence.
+            torch.manual_seed(hash((self._seed, state.step, self._ranks.rank)))
+        return state.model_copy(update={"settings": self._identity, "num_ranks": self._ranks.size})
 
-    def save(self, engine: PolicyEngine, state: TrainerState) -> Path:
-        """Write `state` and what `engine` holds, then drop the oldest beyond the number that is kept."""
+    def save(self, engines: Sequence[Saved], state: TrainerState) -> Path:
+        """Write `state` and what `engines` hold, then drop the oldest beyond the number that is kept."""
         final = self._folder / f"step-{state.step:06d}"
         partial = self._folder / self._ranks.share(f".{final.name}.{os.getpid()}.partial")
         if self._ranks.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._ranks.barrier()
-        engine.save(partial)
+        for engine in engines:
+            engine.save(partial)
         save_file(_random_state(), partial / f"random-{self._ranks.rank}.safetensors")
         self._ranks.barrier()
         if self._ranks.is_main:
@@ -91,9 +115,21 @@ class Checkpoints:
             _flush(partial)
             _rename_unless_there(partial, final)
             _flush_folder(self._folder)
+            if self._early is not None and self._early[0] == state.step:
+                self.evaluated(*self._early)
             self._drop_old()
         self._ranks.barrier()
         return final
+
+    def evaluated(self, step: int, reward: float) -> bool:
+        """Rank 0: the weights after `step` have this held-out reward; says whether their checkpoint is the best now."""
+        folder = self._folder / f"step-{step:06d}"
+        saved = (folder / STATE_NAME).is_file()
+        self._early = None if saved else (step, reward)
+        is_best = self.best.evaluated(step, reward, folder if saved else None)
+        if is_best:
+            self._drop_old()  # the one that was the best until now
+        return is_best
 
     def _finished(self) -> list[Path]:
         if not self._folder.is_dir():
@@ -101,32 +137,31 @@ class Checkpoints:
         return [p for p in self._folder.iterdir() if NAME_PATTERN.fullmatch(p.name) and (p / STATE_NAME).is_file()]
 
     def _drop_unfinished(self) -> None:
-        for folder in self._folder.glob(".step-*.partial"):
+        for folder in self._folder.glob(".step-*.partial"):  # of saves, and of conversions to other ranks
             shutil.rmtree(folder, ignore_errors=True)
 
     def _drop_old(self) -> None:
+        protected = self.best.protected_steps()
         for folder in sorted(self._finished(), key=lambda p: _step_of(p.name))[: -self._kept]:
-            shutil.rmtree(folder)
+            if _step_of(folder.name) not in protected:
+                shutil.rmtree(folder)
 
     def _read(self, path: Path) -> TrainerState:
         try:
-            state = TrainerState.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            raw = json.loads(path.read_bytes())
+            if raw["format"] != FORMAT:
+                raise TrainingError(
+                    f"{path} has format {raw['format']}, this trainer reads {FORMAT}; use the one that wrote it"
+                )
+            state = TrainerState.model_validate(raw)
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise TrainingError(
                 f"{path} is not a trainer state; remove that checkpoint to go on from an older"
             ) from error
-        if state.format != FORMAT:
-            raise TrainingError(
-                f"{path} has format {state.format}, this trainer reads {FORMAT}; use the one that wrote it"
-            )
-        wrong = [
-            f"{name} was {getattr(state, name)} and is {value}"
-            for name, value in self._identity.items()
-            if getattr(state, name) != value
-        ]
+        wrong = differences(state.settings, self._identity)
         if wrong:
             raise TrainingError(
-                f"the checkpoint in {path.parent} belongs to another run ({'; '.join(wrong)}): "
+                f"the checkpoint in {path.parent} belongs to other settings ({'; '.join(wrong)}): "
                 "set them as they were, or name another run.dir"
             )
         return state

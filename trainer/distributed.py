@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer.sequence_parallel import make_sequence_group
+
 COLLECTIVE_TIMEOUT_S = 1800.0  # of tensor collectives: a rank that is this late has died
 WAIT_MARGIN_S = 600.0  # added to the wait for a batch: others must not give up before rank 0 does
 
@@ -28,11 +30,18 @@ def prepare_environment() -> None:
 
 
 class Ranks:
-    """This process's place among the ranks, and messages from rank 0."""
+    """This process's place among the ranks, and messages from rank 0.
 
-    def __init__(self, wait_timeout_s: float) -> None:
+    `replica` of `num_replicas`: ranks of one replica share their samples (`sequence`), and what they say of them is
+    counted once; without sequence parallelism each rank is a replica.
+    """
+
+    def __init__(self, wait_timeout_s: float, sequence_parallel_size: int = 1) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self.sequence = make_sequence_group(self.rank, self.size, sequence_parallel_size)
+        self.replica, self._place = divmod(self.rank, sequence_parallel_size)
+        self.num_replicas = self.size // sequence_parallel_size
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait_timeout_s + WAIT_MARGIN_S))
         assert isinstance(group, dist.ProcessGroup), "every rank is in the group of all ranks"
         self._group = group
@@ -64,8 +73,8 @@ class Ranks:
         return bool(self.largest(torch.tensor([float(flag)]))[0])
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over ranks of a CPU tensor."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        """Element-wise sum over replicas of a CPU tensor."""
+        return self._reduced(values if self._place == 0 else torch.zeros_like(values), dist.ReduceOp.SUM)
 
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise maximum over ranks of a CPU tensor."""

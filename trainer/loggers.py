@@ -1,19 +1,34 @@
-"""Where step metrics go: console, JSONL, TensorBoard, behind one small protocol."""
+"""Where step metrics, settings and sample tables go: a small protocol, and the trackers that need no other library.
 
+Always true: a tracker is given the settings once, at the start, without secrets; a tracker that fails later costs its
+line and a warning, never the run; steps are passed as they are, also those that are repeated after a restart.
+"""
+
+import importlib.util
 import json
 import logging
+import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 
-from protocol.settings import RunSettings
+from protocol.batch import Batch
+from protocol.errors import SettingsError
+from protocol.settings import RunSettings, dump_settings
+from trainer.sample_tables import SampleReader, SampleRow
+
+LOG = logging.getLogger("april.trainer")
 
 METRICS_NAME = "metrics.jsonl"
+SAMPLES_NAME = "samples.jsonl"
+QUIET_S = 60.0  # between two warnings about one tracker that fails
 COLUMNS: Mapping[str, str] = {
     "reward/mean": "reward {:.3f}",
     "response/length_mean": "len {:.0f}",
@@ -27,13 +42,29 @@ COLUMNS: Mapping[str, str] = {
     "timing_s/step": "step {:.1f}s",
     "eval/reward": "eval {:.3f}",
 }
+# What a tracker needs beyond the standard library, and the extra of this package that brings it.
+LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "tensorboard": ("tensorboard", "trainer"),
+    "wandb": ("wandb", "trackers"),
+    "mlflow": ("mlflow", "trackers"),
+}
+MASK = "********"
+# A value whose name ends so is taken for a secret, wherever it stands: reward.settings and engine.extra hold anything.
+SECRET_NAME = re.compile(
+    r"(password|passwd|secret|credentials?|api_?key|access_?key|private_?key|token)$", re.IGNORECASE
+)
+URL_SECRET = re.compile(r"(?<=://)[^/@\s]+@")  # user:password@ of an address
 
 
 class MetricLogger(Protocol):
-    """Takes the metrics of one step."""
+    """One tracker."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of `step`."""
+        ...
+
+    def log_samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """Record a few samples of `step`."""
         ...
 
     def close(self) -> None:
@@ -60,53 +91,105 @@ class ConsoleLogger:
             f"[bold]{step:>{width}}/{self._total}[/] [dim]{share:4.0%}[/]  " + "  ".join(parts), highlight=False
         )
 
+    def log_samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """One shortened line a sample, on a terminal only."""
+        if not self._console.is_terminal:
+            return
+        for row in rows:
+            text = f"  {row.reward:+.2f} {row.versions}  {' '.join(f'{row.prompt} ▸ {row.response}'.split())}"
+            self._console.print(f"[dim]{escape(text)}[/]", highlight=False, no_wrap=True, overflow="ellipsis")
+
     def close(self) -> None:
         """Nothing is held."""
 
 
 class JsonlLogger:
-    """One JSON object a step, appended to a file."""
+    """One JSON object a step, appended to a file; samples go to a file beside it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
+        self._samples_path = path.with_name(SAMPLES_NAME)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line."""
         self._file.write(_json_line(step, metrics) + "\n")
         self._file.flush()
 
+    def log_samples(self, step: int, rows: Sequence[SampleRow]) -> None:
+        """Append one line a sample."""
+        with self._samples_path.open("a") as file:
+            file.writelines(json.dumps({"step": step, **asdict(row)}, ensure_ascii=False) + "\n" for row in rows)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-class TensorboardLogger:
-    """Scalars for TensorBoard."""
+class Trackers:
+    """All trackers of a run, on rank 0."""
 
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
+    def __init__(self, loggers: Mapping[str, MetricLogger] | None = None, samples: SampleReader | None = None) -> None:
+        self._loggers = dict(loggers or {})
+        self._samples = samples
+        self._warned: dict[str, float] = {}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One scalar a metric."""
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        """Metrics of `step` to each."""
+        self._each(step, lambda tracker: tracker.log(step, metrics))
+
+    def log_samples(self, step: int, batch: Batch) -> None:
+        """A few samples of the batch of `step` to each, as `trainer.log_samples` says."""
+        if self._samples is None or not self._loggers:
+            return
+        rows = self._samples.read(step, batch)
+        if rows:
+            self._each(step, lambda tracker: tracker.log_samples(step, rows))
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Flush each and let go."""
+        self._each(None, lambda tracker: tracker.close())
+
+    def _each(self, step: int | None, call: Callable[[MetricLogger], None]) -> None:
+        for name, tracker in self._loggers.items():
+            try:
+                call(tracker)
+            except Exception as error:
+                # A full disk or a server that is away must not end a run that trains.
+                self._warn(name, step, error)
+
+    def _warn(self, name: str, step: int | None, error: Exception) -> None:
+        now = time.monotonic()
+        if step is not None and now - self._warned.get(name, -QUIET_S) < QUIET_S:
+            return
+        self._warned[name] = now
+        where = "at the end" if step is None else f"at step {step}"
+        LOG.warning("%s recorded nothing %s: %s; training goes on without it", name, where, error)
+
+
+def open_trackers(settings: RunSettings, total_steps: int) -> Trackers:
+    """Those that `trainer.logger` names; raises `SettingsError` where the library of one is missing."""
+    return Trackers(_made(settings, total_steps), SampleReader(settings) if settings.trainer.log_samples else None)
+
+
+def check_libraries(settings: RunSettings) -> None:
+    """Raise `SettingsError` where the library of a tracker is missing; every rank can do it, before anything waits."""
+    for name in settings.trainer.logger:
+        module, extra = LIBRARIES.get(name, ("json", ""))
+        if importlib.util.find_spec(module) is None:
+            raise SettingsError(
+                f"trainer.logger names {name}, which is not installed: install april-rollout[{extra}], or take it out"
+            )
 
 
 def make_loggers(settings: RunSettings, total_steps: int) -> list[MetricLogger]:
-    """Those that `trainer.logger` names."""
-    makers: dict[str, Any] = {
-        "console": lambda: ConsoleLogger(total_steps),
-        "jsonl": lambda: JsonlLogger(settings.trainer_dir / METRICS_NAME),
-        "tensorboard": lambda: TensorboardLogger(settings.trainer_dir / "tensorboard"),
-    }
-    return [makers[name]() for name in settings.trainer.logger]
+    """The same, one by one."""
+    return list(_made(settings, total_steps).values())
+
+
+def public_settings(settings: RunSettings) -> dict[str, Any]:
+    """All settings by dotted name, with secrets masked: what a tracker is told of the run."""
+    return dict(_flattened(dump_settings(settings)))
 
 
 def set_up_messages() -> None:
@@ -122,6 +205,43 @@ def set_up_messages() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(_JsonFormatter())
         logger.addHandler(handler)
+
+
+def _made(settings: RunSettings, total_steps: int) -> dict[str, MetricLogger]:
+    check_libraries(settings)
+    from trainer.trackers import MlflowLogger, TensorboardLogger, WandbLogger
+
+    makers: dict[str, Callable[[], MetricLogger]] = {
+        "console": lambda: ConsoleLogger(total_steps),
+        "jsonl": lambda: JsonlLogger(settings.trainer_dir / METRICS_NAME),
+        "tensorboard": lambda: TensorboardLogger(settings.trainer_dir / "tensorboard", public_settings(settings)),
+        "wandb": lambda: WandbLogger(settings, public_settings(settings)),
+        "mlflow": lambda: MlflowLogger(settings, public_settings(settings)),
+    }
+    return {name: makers[name]() for name in dict.fromkeys(settings.trainer.logger)}
+
+
+def _flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat += _flattened(cast(Mapping[str, Any], value), f"{prefix}{name}.")
+        elif value is not None and SECRET_NAME.search(name):
+            flat.append((f"{prefix}{name}", MASK))
+        else:
+            flat.append((f"{prefix}{name}", _without_url_secret(value)))
+    return flat
+
+
+def _without_url_secret(value: Any) -> Any:
+    if isinstance(value, str):
+        return URL_SECRET.sub(f"{MASK}@", value)
+    if isinstance(value, list):
+        return [
+            dict(_flattened(cast(Mapping[str, Any], item))) if isinstance(item, Mapping) else _without_url_secret(item)
+            for item in cast(list[Any], value)
+        ]
+    return value
 
 
 class _JsonFormatter(logging.Formatter):

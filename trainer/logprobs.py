@@ -1,8 +1,9 @@
 """Log-probs and entropy of tokens from hidden states, a chunk of logits at a time.
 
-The logits of T tokens over V words would be the largest tensor of a training step. Here they exist for one chunk at a
-time, in the forward pass and again in the backward pass, which recomputes them. What is kept is the hidden states and
-two numbers a token.
+Always true: the logits of T tokens over V words, which would be the largest tensor of a training step, exist for one
+chunk at a time only, in the forward pass and again in the backward pass, which recomputes them; at most two buffers of
+a chunk's logits are alive at once, because everything on them is done in place; what is kept is the hidden states and
+a few numbers a token.
 """
 
 from typing import Any, NamedTuple
@@ -40,19 +41,39 @@ class LogprobHead(nn.Module):
         return TokenLogprobs(*outputs)  # pyright: ignore[reportGeneralTypeIssues]  torch types apply() as one Tensor
 
 
-def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """[c, V] in float32 or wider."""
+def _scaled_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """[c, V] in float32 or wider, finite: a word that can't be drawn has the smallest number, so that 0 · z is 0."""
     logits = nn.functional.linear(hidden, weight, bias)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    return torch.log_softmax(logits.to(wide) * scale, dim=-1)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if scale != 1:
+        wide.mul_(scale)
+    return wide.clamp_(min=torch.finfo(wide.dtype).min) if bias is not None else wide
 
 
-def _grad_logits(log_p: Tensor, targets: Tensor, entropy: Tensor, to_logprobs: Tensor, to_entropy: Tensor) -> Tensor:
-    """[c, V] from `log_p` [c, V] and four [c]."""
+def _normalisers(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """log Σ exp z [c] and the entropy [c] of logits z [c, V], which are overwritten."""
+    largest = logits.amax(-1, keepdim=True)
+    shifted = logits.sub_(largest)
+    p = shifted.exp()
+    total = p.sum(-1)
+    # H = log Σ e^z − Σ z e^z / Σ e^z, for z shifted by the largest.
+    entropy = total.log() - p.mul_(shifted.clamp_(min=torch.finfo(p.dtype).min)).sum(-1) / total
+    return total.log() + largest[:, 0], entropy
+
+
+def _grad_logits(
+    logits: Tensor, log_total: Tensor, entropy: Tensor, to_logprobs: Tensor | None, to_entropy: Tensor | None
+) -> Tensor:
+    """The part of the gradient [c, V] that is spread over all words; `logits` are overwritten."""
+    log_p = logits.sub_(log_total[:, None])
+    if to_entropy is None:
+        return log_p.exp_().mul_(-to_logprobs[:, None]) if to_logprobs is not None else log_p.zero_()
     p = log_p.exp()
-    finite = log_p.clamp(min=torch.finfo(log_p.dtype).min)
-    grad = -p * (to_logprobs[:, None] + to_entropy[:, None] * (finite + entropy[:, None]))
-    return grad.scatter_add_(1, targets[:, None], to_logprobs[:, None])
+    # −p (g_logprobs + g_entropy (log p + H)), in place.
+    factor = log_p.clamp_(min=torch.finfo(p.dtype).min).add_(entropy[:, None]).mul_(to_entropy[:, None])
+    if to_logprobs is not None:
+        factor.add_(to_logprobs[:, None])
+    return factor.mul_(p).neg_()
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -64,21 +85,24 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = hidden.new_empty(len(targets), dtype=wide)
-        entropy = torch.empty_like(logprobs)
+        entropy, log_total = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            log_p = _log_softmax(hidden[part], weight, bias, scale)  # [c, V]
-            logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
-            # Where p is 0 its logarithm may be -inf, and 0 · -inf must count as 0.
-            entropy[part] = -(log_p.exp() * log_p.clamp(min=torch.finfo(wide).min)).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy)
+            logits = _scaled_logits(hidden[part], weight, bias, scale)  # [c, V]
+            of_target = logits.gather(1, targets[part, None])[:, 0]
+            log_total[part], entropy[part] = _normalisers(logits)
+            logprobs[part] = of_target - log_total[part]
+        ctx.save_for_backward(hidden, weight, bias, targets, entropy, log_total)
+        ctx.set_materialize_grads(False)
         ctx.scale, ctx.chunk = scale, chunk
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_logprobs, grad_entropy = grads
-        hidden, weight, bias, targets, entropy = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        to_logprobs, to_entropy = grads
+        hidden, weight, bias, targets, entropy, log_total = ctx.saved_tensors
+        if to_entropy is not None and not to_entropy.any():
+            to_entropy = None  # no entropy bonus: half of the work on each chunk is saved
         grad_hidden = torch.empty_like(hidden)
         # Many chunks add up to one gradient: in the weights' own half precision that would lose the small ones.
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -86,13 +110,17 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=wide) if bias is not None else None
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            log_p = _log_softmax(hidden[part], weight, bias, ctx.scale)
-            grad = ctx.scale * _grad_logits(
-                log_p, targets[part], entropy[part], grad_logprobs[part], grad_entropy[part]
-            )
-            grad_hidden[part] = grad.to(weight.dtype) @ weight
+            logits = _scaled_logits(hidden[part], weight, bias, ctx.scale)
+            g_logprobs, g_entropy = (None if g is None else g[part] for g in (to_logprobs, to_entropy))
+            grad = _grad_logits(logits, log_total[part], entropy[part], g_logprobs, g_entropy)
+            if g_logprobs is not None:
+                grad.scatter_add_(1, targets[part, None], g_logprobs[:, None])
+            if ctx.scale != 1:
+                grad.mul_(ctx.scale)
+            narrow = grad.to(weight.dtype)
+            grad_hidden[part] = narrow @ weight
             if grad_weight is not None:
-                grad_weight += grad.to(hidden.dtype).T @ hidden[part]
+                _add_product(grad_weight, narrow, hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
         return (
@@ -103,3 +131,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, grad: Tensor, hidden: Tensor) -> None:
+    """total [V, H] += grad.T @ hidden, without a second [V, H] where the dtypes are one."""
+    if total.dtype == hidden.dtype:
+        total.addmm_(grad.T, hidden)
+    else:
+        total += grad.T @ hidden

@@ -18,22 +18,26 @@ from dataclasses import asdict, dataclass, field
 from protocol.batch import Batch, decode_batch
 from protocol.errors import AprilError, DataError, FencedError, SettingsError, TrainingError, UnavailableError
 from protocol.failpoints import Failpoint, failpoint
+from protocol.messages import Evaluation
 from protocol.settings import RunSettings
 from trainer.checkpoint import Checkpoints
 from trainer.client import ServiceClient, Stopped
+from trainer.critic import Critic
 from trainer.distributed import Ranks
-from trainer.engine import PolicyEngine
+from trainer.engine import ModuleEngine, PolicyEngine
 from trainer.evaluation import Evaluator, evaluation_metrics
 from trainer.fetch import BatchFetcher
-from trainer.loggers import MetricLogger, make_loggers
+from trainer.loggers import Trackers, check_libraries, open_trackers
 from trainer.metrics import add_to_totals, batch_metrics, finite
 from trainer.publish import Publisher
+from trainer.sources import SourceReport
 from trainer.summary import Totals
 from trainer.update import Updater
 
 LOG = logging.getLogger("april.trainer")
 
 MAX_STEPS_WITHOUT_UPDATE = 3  # one bad batch happens; three in a row mean that the run is broken
+UPDATER_STATE = "updater"  # name in a checkpoint
 LOOK_EVERY_S = 0.25  # while waiting for a batch: how soon a stop or a failed install is noticed
 
 
@@ -50,9 +54,10 @@ class Main:
     """What rank 0 has besides what every rank has."""
 
     client: ServiceClient
-    fetcher: BatchFetcher
+    fetcher: BatchFetcher[Batch | bytes]
     evaluator: Evaluator
-    loggers: list[MetricLogger] = field(default_factory=list[MetricLogger])
+    trackers: Trackers = field(default_factory=Trackers)
+    sources: SourceReport = field(default_factory=SourceReport)
 
 
 class TrainingLoop:
@@ -66,15 +71,19 @@ class TrainingLoop:
         ranks: Ranks,
         client: ServiceClient | None,
         stop: threading.Event,
+        critic: Critic | None = None,
     ) -> None:
+        check_libraries(settings)
         self._settings = settings
-        self._engine = engine
+        self._engines: list[ModuleEngine] = [engine] if critic is None else [engine, critic.engine]
         self._updater = updater
         self._ranks = ranks
         self._stop = stop
         self._checkpoints = Checkpoints(settings, ranks)
         self._publisher = Publisher(settings.weights_root, engine, ranks, client)
-        self._main = Main(client, BatchFetcher(client), Evaluator(client, self._publisher)) if client else None
+        # Several ranks are sent the bytes; one alone has the batch decoded while the one before it trains.
+        prepare = _decoded if ranks.size == 1 else _as_it_is
+        self._main = Main(client, BatchFetcher(client, prepare), Evaluator(client, self._publisher)) if client else None
         self._state = self._checkpoints.new_state()
         self._total_steps = 0
         self._saved_step = 0
@@ -84,7 +93,8 @@ class TrainingLoop:
 
     def run(self) -> Totals:
         """Train to the end or until asked to stop; returns the totals, which rank 0 has right."""
-        self._state = self._checkpoints.restore(self._engine)
+        self._state = self._checkpoints.restore(self._engines)
+        self._updater.load_state(self._state.extra.get(UPDATER_STATE, {}))
         self._saved_step = self._state.step
         wall_before_s = self._state.totals.wall_s
         self._open()
@@ -95,8 +105,8 @@ class TrainingLoop:
             if not stopped:
                 self._evaluate_after()
         finally:
-            for logger in self._main.loggers if self._main else []:
-                logger.close()
+            if self._main:
+                self._main.trackers.close()
         totals = self._state.totals
         totals.wall_s = wall_before_s + time.perf_counter() - self._began
         totals.publish_failures += self._publisher.take_failures()
@@ -114,18 +124,20 @@ class TrainingLoop:
                 f"{settings.run.name!r}: set trainer.service_url or run.name"
             )
         self._total_steps = planned_steps(settings, session["num_train_prompts"])
+        for engine in self._engines:
+            engine.total_steps = self._total_steps
         self._publisher.open(session["trainer_epoch"], session["policy_version"])
         if self._state.step or session["policy_version"]:
             self._publisher.publish(self._state.step)
         if self._main:
-            self._main.loggers = make_loggers(settings, self._total_steps)
+            self._main.trackers = open_trackers(settings, self._total_steps)
             LOG.info("from step %d to %d on %d ranks", self._state.step, self._total_steps, self._ranks.size)
 
     def _train_steps(self, wall_before_s: float) -> bool:
         """Whether it ended because it was asked to stop."""
         while self._state.step < self._total_steps:
             self._timings = {}
-            directive, data = self._next()
+            directive, delivered = self._next()
             if directive.kind == "stop":
                 return True
             if directive.kind == "publish":
@@ -133,21 +145,21 @@ class TrainingLoop:
                 continue
             failpoint(Failpoint.AFTER_LEASE)
             began = time.perf_counter()
-            self._train(_decoded(self._ranks.share_bytes(data), self._state.step + 1), began)
+            self._train(self._received(delivered), began)
             if self._state.step % self._settings.trainer.save_freq == 0:
                 self._save_and_acknowledge(wall_before_s)
         return False
 
-    def _next(self) -> tuple[Directive, bytes | None]:
-        """Rank 0's decision, on every rank; the bytes of the batch on rank 0."""
+    def _next(self) -> tuple[Directive, Batch | bytes | None]:
+        """Rank 0's decision, on every rank; what the service delivered on rank 0."""
         stop = self._ranks.any_of(self._stop.is_set())
-        data: bytes | None = None
+        delivered: Batch | bytes | None = None
         directive = Directive("stop")
         failure: Exception | None = None
         if self._main and not stop:
             try:
                 with self._timed("wait"):
-                    directive, data = self._wait_for_batch(self._main)
+                    directive, delivered = self._wait_for_batch(self._main)
             except Exception as error:
                 # The others are waiting to be told what to do: they are, before this rank ends.
                 failure, directive = error, Directive("fail", str(error))
@@ -156,15 +168,21 @@ class TrainingLoop:
             raise failure
         if directive.kind == "fail":
             raise TrainingError(f"rank 0 ended: {directive.message}")
-        return directive, data
+        return directive, delivered
 
-    def _wait_for_batch(self, main: Main) -> tuple[Directive, bytes | None]:
+    def _received(self, delivered: Batch | bytes | None) -> Batch:
+        """The batch on every rank, from what rank 0 was delivered."""
+        if isinstance(delivered, Batch):
+            return delivered
+        return _decoded(self._state.step + 1, self._ranks.share_bytes(delivered))
+
+    def _wait_for_batch(self, main: Main) -> tuple[Directive, Batch | bytes | None]:
         main.fetcher.request(self._state.step + 1)
         while not self._stop.is_set():
             try:
-                data = main.fetcher.poll(LOOK_EVERY_S)
-                if data is not None:
-                    return Directive("train"), data
+                delivered = main.fetcher.poll(LOOK_EVERY_S)
+                if delivered is not None:
+                    return Directive("train"), delivered
                 if self._publisher.failed_install() is not None:
                     return Directive("publish"), None
             except Stopped:
@@ -195,8 +213,10 @@ class TrainingLoop:
             metrics |= {f"timing_s/{name}": value for name, value in self._timings.items()}
             metrics["tokens/per_s"] = metrics["tokens/trained"] / self._timings["step"]
             metrics["trainer/version"] = self._publisher.version
+            metrics |= self._main.sources.metrics(batch, held)
             self._report(self._main, step, metrics)
-        self._check_updates(report.num_updates, step)
+            self._main.trackers.log_samples(step, batch)
+        self._check_updates(bool(report.num_updates or not report.num_skipped), step)
 
     def _report_trained(self, main: Main, step: int) -> None:
         try:
@@ -212,8 +232,9 @@ class TrainingLoop:
         totals.nan_skips += num_skipped
         totals.publish_failures += self._publisher.take_failures()
 
-    def _check_updates(self, num_updates: int, step: int) -> None:
-        self._steps_without_update = 0 if num_updates else self._steps_without_update + 1
+    def _check_updates(self, healthy: bool, step: int) -> None:
+        """A step may make no update because there was nothing to train on; here it counts if all were skipped."""
+        self._steps_without_update = 0 if healthy else self._steps_without_update + 1
         if self._steps_without_update == MAX_STEPS_WITHOUT_UPDATE:
             raise TrainingError(
                 f"loss or gradient was not finite in {MAX_STEPS_WITHOUT_UPDATE} steps in a row, the last was {step}: "
@@ -224,12 +245,13 @@ class TrainingLoop:
         test_freq = self._settings.trainer.test_freq
         if test_freq and step % test_freq == 0:
             main.evaluator.start(step)
+            self._checkpoints.best.await_evaluation(step)
         done = main.evaluator.collect()
         if done:
+            self._note_evaluation(*done)
             metrics |= evaluation_metrics(done[1]) | {"eval/step": float(done[0])}
         values = finite(metrics)
-        for logger in main.loggers:
-            logger.log(step, values)
+        main.trackers.log(step, values)
         try:
             main.client.report_metrics(step, values)
         except FencedError:
@@ -243,8 +265,9 @@ class TrainingLoop:
         if state.step == self._saved_step:
             return
         state.totals.wall_s = wall_before_s + time.perf_counter() - self._began
+        state.extra[UPDATER_STATE] = self._updater.state()
         with self._timed("save"):
-            self._checkpoints.save(self._engine, state)
+            self._checkpoints.save(self._engines, state)
         failpoint(Failpoint.AFTER_CHECKPOINT)
         self._saved_step = state.step
         self._state = state.model_copy(update={"groups": {}})
@@ -270,6 +293,7 @@ class TrainingLoop:
         except Stopped:
             return
         if done:
+            self._note_evaluation(*done)
             self._log_evaluation(self._main, done[0], evaluation_metrics(done[1]))
         if self._settings.trainer.val_before_train:
             self._state.totals.eval_reward_after = self._evaluate(self._main)
@@ -281,12 +305,17 @@ class TrainingLoop:
             return None
         if evaluation is None:
             return None
+        self._note_evaluation(self._state.step, evaluation)
         self._log_evaluation(main, self._state.step, evaluation_metrics(evaluation))
         return evaluation.mean_reward
 
+    def _note_evaluation(self, step: int, evaluation: Evaluation) -> None:
+        """Move the pointer to the best checkpoint, if this is it."""
+        if evaluation.mean_reward is not None and self._checkpoints.evaluated(step, evaluation.mean_reward):
+            LOG.info("step %d has the best held-out reward so far: %.4f", step, evaluation.mean_reward)
+
     def _log_evaluation(self, main: Main, step: int, metrics: dict[str, float]) -> None:
-        for logger in main.loggers:
-            logger.log(step, finite(metrics))
+        main.trackers.log(step, finite(metrics))
 
     @contextmanager
     def _timed(self, name: str) -> Generator[None]:
@@ -309,7 +338,11 @@ def planned_steps(settings: RunSettings, num_train_prompts: int) -> int:
     return steps
 
 
-def _decoded(data: bytes, step: int) -> Batch:
+def _as_it_is(_: int, data: bytes) -> bytes:
+    return data
+
+
+def _decoded(step: int, data: bytes) -> Batch:
     batch = decode_batch(data)
     if batch.header.step != step:
         raise DataError(

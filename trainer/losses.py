@@ -1,13 +1,13 @@
-"""Policy losses of tokens, and how token losses become one number.
+"""Policy losses of tokens, by the name of `actor.policy_loss`.
 
-With π current, p proximal, b behaviour policy, A advantage and r a ratio of probabilities:
+With π current, `old` the policy that the ratio is taken against (proximal or behaviour), A advantage, r = π/old:
 
-    J(r, A) = min(r·A, clip(r, 1−ε_low, 1+ε_high)·A);  for A < 0: max(J, c·A)    dual clip, arXiv 1912.09729
-    decoupled:  L = − sg(min(p/b, C)) · J(π/p, A)                                arXiv 2110.00641, 2505.24298
-    behaviour:  L = − J(π/b, A)
-    none:       L = − J(π/p, A)                                                  biased once lag > 0
+    ppo_clip    −J(r, A); J = min(r·A, clip(r, 1−ε_low, 1+ε_high)·A);  for A < 0: max(J, c·A)
+    gspo        the same clip without c on s, the geometric mean of r over the sequence
+    cispo       −sg(clip(r, 1−ε_low, 1+ε_high))·A·log π
+    reinforce   −A·log π
 
-All functions work elementwise on tensors of any one shape, written [T] here, and keep the dtype of their inputs.
+All tensors are of the response tokens [R] of one micro-batch, and keep the dtype of the log-probs.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from protocol.settings.trainer import Correction
-from trainer.corrections import ratio, token_tis
+from trainer.corrections import exp_clamped, ratio
+from trainer.spans import Spans
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Bounds of the PPO ratio: [1 - low, 1 + high], and the dual clip `dual` (c) for negative advantages."""
+    """Bounds of the ratio: [1 - low, 1 + high], and the dual clip `dual` (c) for negative advantages."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ class Clip:
 
 
 class TokenLosses(NamedTuple):
-    """`loss` [T] to be minimised; `clipped` and `dual_clipped` [T] say where a clip decided the value."""
+    """`loss` [R] to be minimised; `clipped` and `dual_clipped` [R] say where a clip decided the value."""
 
     loss: Tensor
     clipped: Tensor
@@ -39,59 +39,61 @@ class TokenLosses(NamedTuple):
 
 
 class PolicyInputs(NamedTuple):
-    """Log-probs of the sampled tokens under the three policies, and the advantages; all [T]."""
+    """Log-probs of the sampled tokens under the current policy and under `old`, and the advantages; all [R]."""
 
     logprobs: Tensor
-    proximal: Tensor
-    behaviour: Tensor
+    old: Tensor
     advantages: Tensor
 
 
-def ppo_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip) -> TokenLosses:
-    """-J(π/old, A) of each token: PPO's clipped surrogate, arXiv 1707.06347, equation 7, with dual clip.
-
-    `logprobs`, `old_logprobs`, `advantages` [T]; the gradient flows through `logprobs` alone.
-    """
-    r = ratio(logprobs, old_logprobs.detach())
-    plain = -advantages * r
-    bounded = -advantages * r.clamp(1 - clip.low, 1 + clip.high)
-    pessimistic = torch.maximum(plain, bounded)
+def ppo_clip(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
+    """PPO's clipped surrogate, arXiv 1707.06347, equation 7, with dual clip, arXiv 1912.09729, equation 5."""
+    advantages = inputs.advantages
+    pessimistic, clipped = _clipped(ratio(inputs.logprobs, inputs.old.detach()), advantages, clip)
     ceiling = -advantages * clip.dual
     negative = advantages < 0
     loss = torch.where(negative, torch.minimum(pessimistic, ceiling), pessimistic)
-    return TokenLosses(loss, bounded > plain, negative & (pessimistic > ceiling))
+    return TokenLosses(loss, clipped, negative & (pessimistic > ceiling))
 
 
-def decoupled(inputs: PolicyInputs, clip: Clip, cap: float) -> TokenLosses:
-    """PPO around the proximal policy, each token weighted by min(p/b, C)."""
-    losses = ppo_clip(inputs.logprobs, inputs.proximal, inputs.advantages, clip)
-    return losses._replace(loss=losses.loss * token_tis(inputs.proximal, inputs.behaviour, cap))
+def gspo(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
+    """Group sequence policy optimisation, arXiv 2507.18071, in its token form, equation 13.
+
+    The value of the ratio is the sequence's, and each token's gradient is scaled by it. Meant for
+    `seq-mean-token-mean` and a clip of some 1e-4.
+    """
+    log_ratio = inputs.logprobs - inputs.old.detach()
+    of_sequence = sequences.spread(sequences.means(log_ratio.detach()))
+    s = exp_clamped(of_sequence + inputs.logprobs - inputs.logprobs.detach())
+    pessimistic, clipped = _clipped(s, inputs.advantages, clip)
+    return TokenLosses(pessimistic, clipped, torch.zeros_like(clipped))
 
 
-def behaviour(inputs: PolicyInputs, clip: Clip, cap: float) -> TokenLosses:
-    """PPO around the behaviour policy: its ratio is the whole correction, so `cap` is not used."""
-    return ppo_clip(inputs.logprobs, inputs.behaviour, inputs.advantages, clip)
+def cispo(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
+    """CISPO, arXiv 2506.13585, equation 4: the clipped ratio is a weight, so every token keeps its gradient."""
+    r = ratio(inputs.logprobs.detach(), inputs.old.detach())
+    bounded = r.clamp(1 - clip.low, 1 + clip.high)
+    loss = -bounded * inputs.advantages * inputs.logprobs
+    return TokenLosses(loss, r != bounded, torch.zeros_like(r, dtype=torch.bool))
 
 
-def uncorrected(inputs: PolicyInputs, clip: Clip, cap: float) -> TokenLosses:
-    """PPO around the proximal policy as if it had written every token: no weight, so `cap` is not used."""
-    return ppo_clip(inputs.logprobs, inputs.proximal, inputs.advantages, clip)
+def reinforce(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
+    """The score-function estimator; what corrects it for lag is a weight outside of it."""
+    loss = -inputs.advantages * inputs.logprobs
+    nowhere = torch.zeros_like(loss, dtype=torch.bool)
+    return TokenLosses(loss, nowhere, nowhere)
 
 
-POLICY_LOSSES: Mapping[Correction, Callable[[PolicyInputs, Clip, float], TokenLosses]] = {
-    Correction.DECOUPLED: decoupled,
-    Correction.BEHAVIOUR: behaviour,
-    Correction.NONE: uncorrected,
+POLICY_LOSSES: Mapping[str, Callable[[PolicyInputs, Clip, Spans], TokenLosses]] = {
+    "ppo_clip": ppo_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+    "reinforce": reinforce,
 }
 
 
-def token_mean(values: Tensor, num_tokens: int | Tensor) -> Tensor:
-    """This part's share of the mean over `num_tokens` tokens: the sum of `values` [T] over all of them.
-
-    `num_tokens` counts the tokens of the whole mini-batch over all micro-batches and ranks, so that the parts add up to
-    the same loss and gradient for every split.
-    """
-    return values.sum() / num_tokens
-
-
-TOKEN_AGGREGATIONS: Mapping[str, Callable[[Tensor, int | Tensor], Tensor]] = {"token-mean": token_mean}
+def _clipped(r: Tensor, advantages: Tensor, clip: Clip) -> tuple[Tensor, Tensor]:
+    """The larger of the losses without and with clip, and where that is the latter."""
+    plain = -advantages * r
+    bounded = -advantages * r.clamp(1 - clip.low, 1 + clip.high)
+    return torch.maximum(plain, bounded), bounded > plain

@@ -12,13 +12,16 @@ import torch
 from protocol.errors import SettingsError
 from protocol.settings import RunSettings
 from trainer.client import ServiceClient
+from trainer.critic import Critic
 from trainer.distributed import Ranks
 from trainer.engine import PolicyEngine, start_deepspeed
+from trainer.identity import has_critic
 from trainer.loggers import set_up_messages
 from trainer.loop import TrainingLoop
 from trainer.model import load_policy
 from trainer.objective import make_objective
-from trainer.reference import ReferencePolicy
+from trainer.reference import make_reference
+from trainer.sequence_parallel import check_sequence_parallel
 from trainer.summary import TrainingSummary, summarise, write_summary
 from trainer.update import Updater
 
@@ -34,17 +37,21 @@ def train(settings: RunSettings) -> TrainingSummary:
     set_up_messages()
     if settings.model.path is None:
         raise SettingsError("the trainer needs a policy: set model.path to the folder of a Hugging Face model")
+    check_sequence_parallel(settings)
     device = start_deepspeed()
-    ranks = Ranks(settings.trainer.wait_timeout_s)
+    ranks = Ranks(settings.trainer.wait_timeout_s, settings.actor.ulysses_sequence_parallel_size)
     torch.manual_seed(settings.run.seed + ranks.rank)
-    engine = PolicyEngine(settings, load_policy(settings, settings.model.path, device), ranks, device)
+    policy = load_policy(settings, settings.model.path, device, adapters=True, group=ranks.sequence)
+    engine = PolicyEngine(settings, policy, ranks, device)
     engine.train(True)
-    reference = ReferencePolicy(settings, device) if make_objective(settings).needs_reference else None
+    critic = Critic(settings, ranks, device) if has_critic(settings) else None
+    needs_reference = make_objective(settings).needs_reference
+    reference = make_reference(settings, engine, device, ranks.sequence) if needs_reference else None
+    updater = Updater(settings, engine, reference, ranks, critic)
     with _stop_on_signals() as stop:
         client = ServiceClient(settings, stop) if ranks.is_main else None
         try:
-            loop = TrainingLoop(settings, engine, Updater(settings, engine, reference, ranks), ranks, client, stop)
-            totals = loop.run()
+            totals = TrainingLoop(settings, engine, updater, ranks, client, stop, critic).run()
         finally:
             if client is not None:
                 client.close()

@@ -5,20 +5,25 @@ in the pack; parameters keep their Hugging Face names behind the prefix `lm.`; a
 linear layer is refused, because its log-probs would be silently wrong.
 """
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from protocol.errors import SettingsError
 from protocol.settings import RunSettings
-from trainer.attention import attention_arguments, attention_name
+from trainer.adapters import add_adapters
+from trainer.attention import PADDED_ATTENTION, attention_arguments, attention_name
+from trainer.kernels import apply_kernels
 from trainer.logprobs import LogprobHead, TokenLogprobs
 from trainer.packing import MicroBatch
+from trainer.padding import padded_states
+from trainer.sequence_parallel import SequenceGroup, share_sequences
 
 LM_PREFIX = "lm."
 # Set by Gemma 2, Cohere, Granite and others: their logits are scaled or capped after the output layer.
@@ -29,7 +34,9 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 class PolicyModel(nn.Module):
     """Packed samples in, log-probs and entropy of their response tokens out."""
 
-    def __init__(self, lm: PreTrainedModel, temperature: float, chunk_tokens: int) -> None:
+    def __init__(
+        self, lm: PreTrainedModel, temperature: float, chunk_tokens: int, group: SequenceGroup | None = None
+    ) -> None:
         super().__init__()
         check_architecture(lm.config)
         output_layer = lm.get_output_embeddings()
@@ -37,19 +44,14 @@ class PolicyModel(nn.Module):
             raise SettingsError(f"{type(lm).__name__} has no linear output layer; train a causal language model")
         lm.set_output_embeddings(LogprobHead(output_layer, temperature, chunk_tokens))
         self.lm = lm
+        self._group = group
 
     def forward(self, micro: MicroBatch) -> TokenLogprobs:
         """Log-probs [R] and entropy [R] of the response tokens of `micro`."""
-        decoder: Any = self.lm.get_decoder()
-        outputs = decoder(
-            input_ids=micro.tokens[None],
-            position_ids=micro.positions[None],
-            use_cache=False,
-            **attention_arguments(micro.lengths, micro.tokens.device),
-        )
-        hidden = outputs.last_hidden_state[0]  # [T, H]
         head: Any = self.lm.get_output_embeddings()
-        return head(hidden[micro.predictors], micro.targets)
+        part = micro if self._group is None else self._group.part(micro)
+        out = head(predictor_states(self.lm.get_decoder(), part), part.targets)
+        return out if self._group is None else TokenLogprobs(*(self._group.gather(o, micro) for o in out))
 
     @property
     def vocabulary_size(self) -> int:
@@ -62,9 +64,43 @@ class PolicyModel(nn.Module):
         return getattr(self.lm.config.get_text_config(), "max_position_embeddings", None)
 
 
-def load_policy(settings: RunSettings, path: Path, device: torch.device) -> PolicyModel:
-    """The model in `path`, in the dtype of the settings, on the CPU; `device` is where it is going to run."""
-    dtype = torch.bfloat16 if settings.model.dtype == "bfloat16" else torch.float32
+def predictor_states(decoder: Any, micro: MicroBatch) -> Tensor:
+    """Hidden states [R, H] that the response tokens of `micro` are predicted from."""
+    if decoder.config._attn_implementation == PADDED_ATTENTION:
+        return padded_states(decoder, micro)
+    outputs = decoder(
+        input_ids=micro.tokens[None],
+        position_ids=micro.positions[None],
+        use_cache=False,
+        **attention_arguments(micro.lengths, micro.tokens.device),
+    )
+    return outputs.last_hidden_state[0][micro.predictors]
+
+
+def load_policy(
+    settings: RunSettings,
+    path: Path,
+    device: torch.device,
+    adapters: bool = False,
+    group: SequenceGroup | None = None,
+) -> PolicyModel:
+    """The model in `path`, in the dtype of the settings, on the CPU; `device` is where it is going to run.
+
+    `adapters`: with those that the settings ask for, in the same random state on every rank. `group`: the ranks that
+    share its micro-batches.
+    """
+    lm = load_lm(settings.model.dtype, path, device, settings.model.enable_gradient_checkpointing)
+    apply_kernels(lm, settings.model, device)
+    share_sequences(lm, group)
+    if adapters and settings.model.lora_rank:
+        with same_on_all_ranks(settings.run.seed):
+            add_adapters(lm, settings.model)
+    return PolicyModel(lm, settings.rollout.temperature, settings.actor.logits_chunk_tokens, group)
+
+
+def load_lm(dtype_name: str, path: Path, device: torch.device, gradient_checkpointing: bool) -> PreTrainedModel:
+    """The Hugging Face causal LM in `path`, on the CPU, with the attention that keeps packed samples apart."""
+    dtype = torch.bfloat16 if dtype_name == "bfloat16" else torch.float32
     if not (path / "config.json").is_file():
         raise SettingsError(
             f"{path} holds no Hugging Face model (no config.json); set model.path to a folder that does"
@@ -80,9 +116,17 @@ def load_policy(settings: RunSettings, path: Path, device: torch.device) -> Poli
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise SettingsError(f"the model in {path} can't be loaded: {error}") from error
-    if settings.model.enable_gradient_checkpointing:
+    if gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": False})
-    return PolicyModel(lm, settings.rollout.temperature, settings.actor.logits_chunk_tokens)
+    return lm
+
+
+@contextmanager
+def same_on_all_ranks(seed: int) -> Generator[None]:
+    """Within the block random weights come from `seed` alone: under ZeRO-3 each rank keeps a part of its own copy."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def check_architecture(config: PreTrainedConfig) -> None:

@@ -39,11 +39,6 @@ class SkippableAdamW(torch.optim.AdamW):
         return super().step(closure)
 
 
-def learning_rate(optim: OptimSettings, step: int) -> float:
-    """Of training step `step` (from 1): linear warm-up to `lr` over `lr_warmup_steps`, then constant."""
-    return optim.lr * min(1.0, step / max(1, optim.lr_warmup_steps))
-
-
 class FiniteWatch:
     """Notices gradients that are not finite as they are computed, before DeepSpeed partitions or sums them."""
 

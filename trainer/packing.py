@@ -6,8 +6,9 @@ a micro-batch keeps to its bounds unless it is one sample that alone exceeds the
 arguments, so every rank works it out for itself and they agree.
 """
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,36 @@ import torch
 from torch import Tensor
 
 from protocol.batch import Batch
+from protocol.settings.trainer import ActorSettings
 
 Bins = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one micro-batch: tokens, and samples if not None."""
+    """Of one micro-batch: tokens and samples, where not None; `padded`: each sample counts as long as the longest."""
 
-    max_tokens: int
+    max_tokens: int | None
     max_samples: int | None = None
+    padded: bool = False
+
+    def allow(self, num_samples: int, num_tokens: int, longest: int) -> bool:
+        """Whether so many samples may be one micro-batch; one sample alone always may."""
+        if num_samples <= 1:
+            return True
+        size = longest * num_samples if self.padded else num_tokens
+        few = self.max_samples is None or num_samples <= self.max_samples
+        return few and (self.max_tokens is None or size <= self.max_tokens)
+
+
+def micro_batch_bounds(actor: ActorSettings, padded: bool = False) -> Bounds:
+    """What the settings say: tokens (and samples) with `use_dynamic_bsz`, a number of samples without.
+
+    Ranks that share a micro-batch have room for its tokens together.
+    """
+    together = actor.ppo_max_token_len_per_gpu * actor.ulysses_sequence_parallel_size
+    tokens = together if actor.use_dynamic_bsz else None
+    return Bounds(tokens, actor.ppo_micro_batch_size_per_gpu, padded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +68,10 @@ class MicroBatch:
     versions: Tensor
     samples: Tensor
 
+    def with_advantages(self, advantages: Tensor) -> "MicroBatch":
+        """The same with `advantages` [R]."""
+        return replace(self, advantages=advantages.to(self.advantages))
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on `device`."""
         moved = {name: getattr(self, name).to(device) for name in _TENSORS}
@@ -66,13 +91,14 @@ def plan_ranks(lengths: Sequence[int], bounds: Bounds, num_ranks: int) -> list[B
     """For each rank its micro-batches, as indices into `lengths`; see the module's invariants.
 
     First-fit decreasing finds how many are needed; then the samples are spread evenly over that many, longest first
-    into the emptiest, so that ranks finish together. If spreading breaks a bound, the first packing stands.
+    into the emptiest, so that ranks finish together. If spreading breaks a bound, the first packing stands; it always
+    does for the padded form, where samples of like length belong together.
     """
     longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     packed = _first_fit(longest_first, lengths, bounds)
     per_rank = -(-len(packed) // num_ranks)
-    even = _spread(longest_first, lengths, per_rank * num_ranks)
-    bins = even if all(_within(b, lengths, bounds) for b in even) else packed
+    even = [] if bounds.padded else _spread(longest_first, lengths, per_rank * num_ranks, bounds.max_samples)
+    bins = even if even and all(_allowed(b, lengths, bounds) for b in even) else packed
     bins = sorted(bins, key=lambda b: -sum(lengths[i] for i in b))
     ranks: list[Bins] = [[] for _ in range(num_ranks)]
     for place in range(per_rank * num_ranks):
@@ -83,8 +109,8 @@ def plan_ranks(lengths: Sequence[int], bounds: Bounds, num_ranks: int) -> list[B
     return ranks
 
 
-def pack(batch: Batch, indices: Sequence[int], advantages: npt.NDArray[np.float32]) -> MicroBatch:
-    """The samples `indices` of `batch`, packed; `advantages` [S] has one for each sample of the batch.
+def pack(batch: Batch, indices: Sequence[int], advantages: npt.NDArray[np.float32] | None = None) -> MicroBatch:
+    """The samples `indices` of `batch`, packed; `advantages` [S] has one for each sample of the batch, by default 0.
 
     Without samples it is one token that nothing is predicted from: a model pass that contributes exactly zero.
     """
@@ -107,7 +133,7 @@ def pack(batch: Batch, indices: Sequence[int], advantages: npt.NDArray[np.float3
         predictors=torch.from_numpy(predicted - 1),
         targets=torch.from_numpy(batch.tokens[source].astype(np.int64)),
         behaviour=torch.from_numpy(batch.logprobs[source].astype(np.float32)),
-        advantages=torch.from_numpy(advantages[sample]),
+        advantages=torch.zeros(len(sample)) if advantages is None else torch.from_numpy(advantages[sample]),
         versions=torch.from_numpy(batch.versions[source].astype(np.int32)),
         samples=torch.from_numpy(sample),
     )
@@ -134,13 +160,13 @@ def _empty() -> MicroBatch:
     return MicroBatch((), (1,), one, one, none, none, nothing, nothing, none.to(torch.int32), none)
 
 
-def _first_fit(order: Sequence[int], lengths: Sequence[int], bounds: Bounds) -> Bins:
+def _first_fit(longest_first: Sequence[int], lengths: Sequence[int], bounds: Bounds) -> Bins:
     bins: Bins = []
     tokens: list[int] = []
-    for i in order:
-        for b, used in enumerate(tokens):
-            if used + lengths[i] <= bounds.max_tokens and len(bins[b]) != bounds.max_samples:
-                bins[b].append(i)
+    for i in longest_first:
+        for b, members in enumerate(bins):
+            if bounds.allow(len(members) + 1, tokens[b] + lengths[i], lengths[members[0]]):
+                members.append(i)
                 tokens[b] += lengths[i]
                 break
         else:
@@ -149,17 +175,17 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], bounds: Bounds) -> 
     return bins
 
 
-def _spread(order: Sequence[int], lengths: Sequence[int], num_bins: int) -> Bins:
+def _spread(longest_first: Sequence[int], lengths: Sequence[int], num_bins: int, max_samples: int | None) -> Bins:
     bins: Bins = [[] for _ in range(num_bins)]
-    tokens = [0] * num_bins
-    for i in order:
-        b = min(range(num_bins), key=tokens.__getitem__)
+    emptiest = [(0, b) for b in range(num_bins)]  # a heap of (tokens, micro-batch)
+    for i in longest_first:
+        tokens, b = heapq.heappop(emptiest)
         bins[b].append(i)
-        tokens[b] += lengths[i]
+        if len(bins[b]) != max_samples:
+            heapq.heappush(emptiest, (tokens + lengths[i], b))
     return bins
 
 
-def _within(samples: Sequence[int], lengths: Sequence[int], bounds: Bounds) -> bool:
-    fits = sum(lengths[i] for i in samples) <= bounds.max_tokens
-    few = bounds.max_samples is None or len(samples) <= bounds.max_samples
-    return (fits and few) or len(samples) <= 1
+def _allowed(samples: Sequence[int], lengths: Sequence[int], bounds: Bounds) -> bool:
+    of_samples = [lengths[i] for i in samples]
+    return bounds.allow(len(samples), sum(of_samples), max(of_samples, default=0))

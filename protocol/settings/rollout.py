@@ -1,10 +1,12 @@
 """Settings of rounds, engines and what surrounds them."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
+from protocol.messages import MAX_EVALUATION_SAMPLES
 from protocol.settings.base import Section
 
 
@@ -45,8 +47,8 @@ class RolloutSettings(Section):
     """`abort` parks the stragglers when the batch is full; `continue` lets them run on if no policy waits."""
     on_install: OnInstall = OnInstall.PARK
     """`park` aborts running samples for an install; `keep` freezes them and keeps their KV cache."""
-    min_group_samples: int = Field(default=2, ge=1)
-    """A group with fewer scored samples than this is dropped."""
+    min_group_samples: int = Field(default_factory=lambda given: min(2, given.get("n", 2)), ge=1)
+    """A group with fewer scored samples than this is dropped; by default 2, or 1 where `n` is 1."""
     max_sample_failures: int = Field(default=3, ge=1)
     """Engine failures after which a sample is FAILED and its group goes on without it."""
     temperature: float = Field(default=1.0, gt=0)
@@ -118,13 +120,46 @@ class EngineSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """Held-out evaluations by the service, at the active version."""
+    """Held-out evaluations by the service, at the active version. Sampling is their own, with verl's names."""
 
+    n: int = Field(default=1, ge=1, le=MAX_EVALUATION_SAMPLES)
+    """k: samples of each held-out prompt, for mean@k, pass@k and maj@k."""
+    do_sample: bool = True
+    """Off: greedy, whatever `temperature` is."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of evaluations; 0 is greedy."""
-    n: int = Field(default=1, ge=1)
-    """Samples of each held-out prompt."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling of evaluations. Nothing is trained on them, so it biases nothing."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Top-k sampling of evaluations; -1 is off."""
+    pass_reward: float = 1.0
+    """A response counts for pass@k with at least this reward."""
+    answer_pattern: str | None = None
+    """Regular expression whose last match is the answer that maj@k counts; by default what the scorer looks at."""
     max_concurrency: int = Field(default=16, ge=1)
-    """Slots that an evaluation may hold; rounds keep the rest."""
+    """Slots that an evaluation may hold; rounds keep the rest, which is half of all at the least."""
     hold_timeout_s: float = Field(default=600.0, gt=0)
     """An install waits at most this long for a running evaluation, which is then marked as failed."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every response to a prompt is the same."""
+        return not self.do_sample or self.temperature == 0
+
+    @field_validator("answer_pattern")
+    @classmethod
+    def _check_pattern(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
+        return pattern
+
+    @model_validator(mode="after")
+    def _check_greedy(self) -> "EvaluationSettings":
+        if self.greedy and self.n > 1:
+            raise ValueError(
+                f"evaluation.n = {self.n} greedy samples of a prompt would all be the same: set evaluation.n = 1, or "
+                "evaluation.do_sample = true with evaluation.temperature above 0"
+            )
+        return self

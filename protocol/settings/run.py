@@ -6,18 +6,21 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from protocol.settings.algorithm import AlgorithmSettings
+from protocol.settings.algorithm_rules import check_algorithm
 from protocol.settings.base import Section
 from protocol.settings.data import DataSettings, RewardSettings
 from protocol.settings.rollout import EngineBackend, EngineSettings, EvaluationSettings, OnInstall, RolloutSettings
 from protocol.settings.service import BufferSettings, DeliverySettings, ServiceSettings, WeightsSettings
 from protocol.settings.trainer import (
     ActorSettings,
-    AlgorithmSettings,
+    CriticSettings,
     DeepSpeedSettings,
     ModelSettings,
     RefSettings,
     TrainerSettings,
 )
+from protocol.settings.trainer_rules import critic_problem, deepspeed_problem, lora_problem, optim_problem
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -58,6 +61,7 @@ class RunSettings(BaseSettings):
     delivery: DeliverySettings = Field(default_factory=DeliverySettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     actor: ActorSettings = Field(default_factory=ActorSettings)
+    critic: CriticSettings = Field(default_factory=CriticSettings)
     ref: RefSettings = Field(default_factory=RefSettings)
     deepspeed: DeepSpeedSettings = Field(default_factory=DeepSpeedSettings)
     trainer: TrainerSettings = Field(default_factory=TrainerSettings)
@@ -89,10 +93,7 @@ class RunSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_group_size(self) -> "RunSettings":
-        if self.rollout.n < 2:
-            raise ValueError(
-                "rollout.n must be at least 2 with algorithm.adv_estimator = 'grpo': one sample has no group"
-            )
+        check_algorithm(self.algorithm, self.rollout.n, self.data.max_response_length)
         if self.rollout.min_group_samples > self.rollout.n:
             raise ValueError("rollout.min_group_samples is larger than rollout.n: every group would be dropped")
         mini = self.actor.ppo_mini_batch_size
@@ -109,6 +110,16 @@ class RunSettings(BaseSettings):
             raise ValueError(
                 f"rollout.ratio = {self.rollout.ratio:g} with rollout.lookahead = {self.rollout.lookahead} needs "
                 f"rollout.max_lag >= {smallest}: raise it, or lower the ratio or the lookahead"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_micro_batches(self) -> "RunSettings":
+        actor = self.actor
+        if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
+            raise ValueError(
+                "actor.use_dynamic_bsz = false needs actor.ppo_micro_batch_size_per_gpu: set it, or leave "
+                "use_dynamic_bsz on to bound micro-batches in tokens"
             )
         return self
 
@@ -137,6 +148,13 @@ class RunSettings(BaseSettings):
             )
         if self.engine.backend is EngineBackend.SIMULATED and self.rollout.on_install is OnInstall.KEEP:
             raise ValueError("the simulated engine has no KV cache: rollout.on_install must be 'park'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_trainer(self) -> "RunSettings":
+        for problem in (deepspeed_problem(self), critic_problem(self), optim_problem(self), lora_problem(self)):
+            if problem:
+                raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

@@ -1,36 +1,18 @@
 """Settings of the trainer process, with verl's names where verl has them."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
+from protocol.settings.algorithm import KlType
 from protocol.settings.base import Section
 
-Tracker = Literal["console", "jsonl", "tensorboard"]
-
-
-class Correction(StrEnum):
-    """How the loss corrects for tokens that an older policy wrote."""
-
-    NONE = "none"
-    BEHAVIOUR = "behaviour"
-    DECOUPLED = "decoupled"
-
-
-class AlgorithmSettings(Section):
-    """Advantages and off-policy correction."""
-
-    adv_estimator: Literal["grpo"] = "grpo"
-    """Advantage estimator: `grpo` (rewards normalised within the group)."""
-    norm_adv_by_std_in_grpo: bool = True
-    """Divide by the group's standard deviation (off: Dr.GRPO)."""
-    correction: Correction = Correction.DECOUPLED
-    """`decoupled`: PPO around proximal log-probs, weighted by min(p/b, C); `behaviour`: ratio to the behaviour policy;
-    `none`: biased once lag > 0."""
-    correction_cap: float = Field(default=2.0, gt=0)
-    """C, the cap of the token-level truncated importance weight."""
+Tracker = Literal["console", "jsonl", "tensorboard", "wandb", "mlflow"]
+LrScheduler = Literal["constant", "cosine", "linear"]
+PolicyLoss = Literal["ppo_clip", "gspo", "cispo", "reinforce"]
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+DEFAULT_TRACKERS: tuple[Tracker, ...] = ("console", "jsonl", "tensorboard")  # those that come with the trainer
 
 
 class OptimSettings(Section):
@@ -44,6 +26,12 @@ class OptimSettings(Section):
     """AdamW's betas."""
     lr_warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
+    lr_warmup_steps_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """The same as a share of all steps, if `lr_warmup_steps` is 0."""
+    lr_scheduler_type: LrScheduler = "constant"
+    """The rate after the warm-up: `constant`, or falling to `min_lr_ratio` as a `cosine` or a `linear` curve."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+    """Where a falling rate ends, as a share of `lr`."""
 
 
 class ActorSettings(Section):
@@ -55,28 +43,67 @@ class ActorSettings(Section):
     """Prompts in one optimizer step; by default the whole batch. Must divide `data.train_batch_size`."""
     ppo_epochs: int = Field(default=1, ge=1)
     """Passes over one batch."""
+    use_dynamic_bsz: bool = True
+    """Micro-batches bounded in tokens and balanced over ranks. Off: of `ppo_micro_batch_size_per_gpu` samples each."""
     ppo_max_token_len_per_gpu: int = Field(default=16_384, ge=1)
-    """Tokens of one packed micro-batch (a longer sample makes a micro-batch of its own)."""
+    """Tokens of one micro-batch with `use_dynamic_bsz` (a longer sample makes a micro-batch of its own)."""
     ppo_micro_batch_size_per_gpu: int | None = Field(default=None, ge=1)
-    """Samples of one micro-batch at the most, besides the bound in tokens."""
-    logits_chunk_tokens: int = Field(default=1024, ge=1)
+    """Samples of one micro-batch: their number without `use_dynamic_bsz`, and with it the most besides the tokens."""
+    logits_chunk_tokens: int = Field(default=512, ge=1)
     """Tokens whose logits exist at once; the full logits never do."""
-    clip_ratio_low: float = Field(default=0.2, ge=0, lt=1)
-    """Lower clip of the ratio."""
+    policy_loss: PolicyLoss = "ppo_clip"
+    """`ppo_clip`; `gspo`: one ratio a sequence; `cispo`: the clipped ratio is a weight, so no token loses its gradient;
+    `reinforce`: no ratio but the correction's weight."""
+    clip_ratio_low: float = Field(default=0.2, ge=0, le=1)
+    """Lower clip of the ratio; 1 is none."""
     clip_ratio_high: float = Field(default=0.2, ge=0)
     """Upper clip of the ratio."""
     clip_ratio_c: float = Field(default=3.0, gt=1)
     """Dual clip for negative advantages."""
-    loss_agg_mode: Literal["token-mean"] = "token-mean"
+    loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number, exact over micro-batches and ranks."""
+    loss_scale_factor: float | None = Field(default=None, gt=0)
+    """What `seq-mean-token-sum-norm` divides by; by default `data.max_response_length`."""
     use_kl_loss: bool = False
     """Add the KL to the reference policy to the loss."""
     kl_loss_coef: float = Field(default=0.001, ge=0)
     """Its coefficient; 0 loads no reference policy."""
-    kl_loss_type: Literal["low_var_kl"] = "low_var_kl"
-    """Its estimator (k3)."""
+    kl_loss_type: KlType = "low_var_kl"
+    """Its estimator: `kl` (k1), `abs`, `mse` (k2) or `low_var_kl` (k3). The gradient of k1 is zero on average."""
     entropy_coeff: float = 0.0
     """Coefficient of the entropy bonus."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Gradient norm above which gradients are scaled down."""
+    ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
+    """Ranks that share one sequence (Ulysses); more than 1 is refused, see docs/training.md."""
+
+
+class CriticModelSettings(Section):
+    """The network under the value head."""
+
+    path: Path | None = None
+    """Folder of the Hugging Face model that the critic starts from; by default the policy's."""
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+
+
+class CriticOptimSettings(OptimSettings):
+    """The critic's AdamW and its schedule."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    """Learning rate."""
+
+
+class CriticSettings(Section):
+    """The value network of PPO (`algorithm.adv_estimator = "gae"`). It trains on the actor's micro-batches, and its
+    dtype and ZeRO stage are the policy's."""
+
+    model: CriticModelSettings = Field(default_factory=CriticModelSettings)
+    """The network."""
+    optim: CriticOptimSettings = Field(default_factory=CriticOptimSettings)
+    """The optimizer."""
+    cliprange_value: float = Field(default=0.5, gt=0)
+    """How far a value may move from the one at the start of the step before the loss stops pulling it."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
 
@@ -92,15 +119,23 @@ class ModelSettings(Section):
     """Dtype of the trained weights."""
     enable_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass."""
-    use_remove_padding: Literal[True] = True
-    """Sequences are always packed without padding."""
+    use_remove_padding: bool = True
+    """Pack the samples of a micro-batch end to end. Off: each is padded to the longest, the same loss for more work."""
+    use_liger: bool = False
+    """Liger kernels for norms, MLPs and rotary embeddings (CUDA only; needs liger-kernel)."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train adapters of this rank (LoRA) instead of the weights; 0 trains the weights."""
+    lora_alpha: int = Field(default=16, ge=1)
+    """The adapters' output is scaled by `lora_alpha / lora_rank`."""
+    target_modules: str | list[str] = "all-linear"
+    """Linear layers that get an adapter: `all-linear` (all but the output layer), or names such as `["q_proj"]`."""
 
 
 class RefSettings(Section):
     """The reference policy of the KL term."""
 
     path: Path | None = None
-    """Folder of the reference policy; by default the model as it starts."""
+    """Folder of the reference policy; by default the model as it starts (with LoRA: the adapters switched off)."""
     param_offload: bool = False
     """Keep the reference policy on the CPU when it is not used."""
 
@@ -129,16 +164,20 @@ class TrainerSettings(Section):
     """Steps to train; by default `total_epochs` over the data."""
     total_epochs: int = Field(default=1, ge=1)
     """Epochs over the data, if `total_training_steps` is not set."""
+    critic_warmup: int = Field(default=0, ge=0)
+    """First steps, in which only the critic trains."""
     save_freq: int = Field(default=20, ge=1)
     """Steps between two checkpoints; a batch is durable when one holds its step."""
     num_checkpoints_kept: int = Field(default=2, ge=1)
-    """Checkpoints kept; older ones are deleted."""
+    """Newest checkpoints kept; older ones are deleted, save the best by evaluation reward."""
     test_freq: int = Field(default=0, ge=0)
     """Steps between two evaluations; 0 is never."""
     val_before_train: bool = False
     """Evaluate before the first step and after the last."""
-    logger: list[Tracker] = Field(default_factory=lambda: list[Tracker](get_args(Tracker)))
-    """Where step metrics go besides the service."""
+    logger: list[Tracker] = Field(default_factory=lambda: list(DEFAULT_TRACKERS))
+    """Where step metrics go besides the service; `wandb` and `mlflow` need the extra `trackers`."""
+    log_samples: int = Field(default=2, ge=0)
+    """Samples of each step that trackers get as text: prompt, response, reward, versions. 0 is none."""
     default_local_dir: Path | None = None
     """Checkpoints and logs; by default `trainer` in the run's folder."""
     project_name: str = "april"

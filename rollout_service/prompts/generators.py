@@ -12,6 +12,7 @@ from typing import Any
 
 from protocol.errors import DataError
 from protocol.settings.data import ReasoningGymTask
+from rollout_service.prompts.apportion import apportion
 from rollout_service.prompts.rows import Row
 from rollout_service.rewards.gym_library import DATA_SOURCE_PREFIX, make_generator
 from rollout_service.rewards.plain import to_plain
@@ -54,13 +55,7 @@ def generate_rows(
 
 def shares(tasks: Sequence[ReasoningGymTask], count: int) -> list[int]:
     """How many of `count` rows each task gives, by weight; rests go to the largest remainders."""
-    total = sum(task.weight for task in tasks)
-    exact = [count * task.weight / total for task in tasks]
-    whole = [int(share) for share in exact]
-    by_remainder = sorted(range(len(tasks)), key=lambda i: (whole[i] - exact[i], i))
-    for i in by_remainder[: count - sum(whole)]:
-        whole[i] += 1
-    return whole
+    return apportion([task.weight for task in tasks], count)
 
 
 def _take(rows: Iterator[Row], count: int, seen: frozenset[str]) -> list[Row]:

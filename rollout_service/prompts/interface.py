@@ -1,7 +1,7 @@
 """What the service asks of prompts.
 
-Always true: the order is a pure function of (prompts, seed, cursor), so the same cursor gives the same prompts after
-any restart, and in each epoch every prompt is served exactly once.
+Always true: the order is a pure function of (prompts, seed, weights, cursor), so the same cursor gives the same prompts
+after any restart; in each epoch every prompt is served exactly once, or with weights every data source by its share.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,12 @@ START_CURSOR = "0:0"  # epoch 0, position 0
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts of a run; `num_filtered` were longer than `max_prompt_length` and left out."""
+    """Prompts of a run; `num_filtered` were longer than `max_prompt_length` and left out, `num_truncated` were cut."""
 
     train: tuple[Prompt, ...]
     validation: tuple[Prompt, ...]
     num_filtered: int
+    num_truncated: int = 0
 
 
 class PromptOrder(Protocol):

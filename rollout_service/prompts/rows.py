@@ -66,17 +66,30 @@ def read_prompt(value: Any, origin: str) -> str | list[Message]:
     if isinstance(value, str):
         if not value:
             raise DataError(f"{origin}: the prompt is empty; remove the row")
-        return _encodable(value, origin)
+        return encodable(value, origin)
     if not isinstance(value, list) or not value:
-        raise DataError(f"{origin}: the prompt is a {type(value).__name__}; it must be a string or a list of messages")
+        raise DataError(f"{origin}: the prompt is {kind_of(value)}; it must be text or a list of messages")
     return [_read_message(message, origin) for message in cast(list[Any], value)]
 
 
-def _encodable(text: str, origin: str) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, in JSON's words."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    for kind, words in ((str, "text"), (int | float, "a number"), (Mapping, "an object")):
+        if isinstance(value, kind):
+            return words
+    return f"a {type(value).__name__}"
+
+
+def encodable(text: str, origin: str) -> str:
+    """`text`, unless UTF-8 can't hold it. Raises DataError naming the row."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{origin}: the prompt holds half a surrogate pair at {error.start}; mend the text") from error
+        raise DataError(f"{origin}: the text holds half a surrogate pair at {error.start}; mend the text") from error
     return text
 
 
@@ -85,7 +98,7 @@ def read_extra(value: Any, origin: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise DataError(f"{origin}: extra_info is a {type(value).__name__}; it must be an object")
+        raise DataError(f"{origin}: extra_info is {kind_of(value)}; it must be an object")
     return cast(dict[str, Any], as_json(dict(cast(Mapping[str, Any], value)), origin))
 
 
@@ -117,12 +130,18 @@ def _find_label(record: Mapping[str, Any]) -> Any:
     return record.get("ground_truth")
 
 
-def _read_gsm8k(record: Mapping[str, Any], origin: str) -> Row:
-    _, marker, label = record["answer"].rpartition(GSM8K_MARKER)
+def read_gsm8k_answer(answer: str, origin: str) -> str:
+    """The number behind the last `####` of a solution. Raises DataError naming the row."""
+    _, marker, label = answer.rpartition(GSM8K_MARKER)
     label = label.strip().replace(",", "")
     if not marker or not label:
         raise DataError(
             f"{origin} looks like GSM8K (question, answer), but its answer has no '{GSM8K_MARKER} NUMBER'; mend the "
             "row, or name the columns as prompt and ground_truth"
         )
+    return label
+
+
+def _read_gsm8k(record: Mapping[str, Any], origin: str) -> Row:
+    label = read_gsm8k_answer(record["answer"], origin)
     return Row(read_prompt(record["question"], origin), label, GSM8K_SOURCE, origin)

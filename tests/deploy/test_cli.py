@@ -1,6 +1,6 @@
 """The command line: help, dry run, and one sentence with an exit code for what a user got wrong."""
 
-import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ def run_toml(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["buffer", "demo", "doctor", "serve", "train"])
+@pytest.mark.parametrize("command", ["buffer", "data", "demo", "doctor", "from-verl", "serve", "train"])
 def test_every_command_has_help(april, command):
     result = april(command, "--help")
     assert result.exit_code == 0
@@ -30,13 +30,13 @@ def test_every_command_has_help(april, command):
 
 
 def test_commands_are_those_of_the_contract(april):
-    assert sorted(main.commands) == ["buffer", "demo", "doctor", "serve", "train"]
+    assert sorted(main.commands) == ["buffer", "data", "demo", "doctor", "from-verl", "serve", "train"]
 
 
 @pytest.mark.parametrize("command", ["serve", "train"])
 def test_dry_run_prints_resolved_settings(april, run_toml, command):
     result = april(command, run_toml, "--dry-run", "--rollout.ratio=1.5", "--actor.optim.lr=2e-6")
-    settings = json.loads(result.output)
+    settings = tomllib.loads(result.output)
     assert settings["rollout"]["ratio"] == 1.5
     assert settings["actor"]["optim"]["lr"] == 2e-6
     assert settings["run"]["name"] == "cli"

@@ -3,9 +3,12 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from protocol.errors import TrainingError
 from tests.trainer.factory import make_settings
 from trainer.checkpoint import Checkpoints
 
@@ -13,7 +16,10 @@ from trainer.checkpoint import Checkpoints
 class OneRank:
     """`Ranks` of a trainer that is alone."""
 
-    is_main, rank, size = True, 0, 1
+    is_main, rank = True, 0
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
 
     def share(self, value):
         return value
@@ -32,7 +38,8 @@ class Engine:
         (folder / "weights").write_text(self._weights)
         self._meanwhile()
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, same_ranks: bool) -> None:
+        self.same_ranks = same_ranks
         self.loaded = (folder / "weights").read_text()
 
 
@@ -47,15 +54,15 @@ def at(checkpoints: Checkpoints, step: int):
 
 def test_a_superseded_trainer_that_wakes_in_a_save_leaves_its_successors_checkpoint(checkpoints):
     def successor() -> None:
-        checkpoints.save(Engine("successor"), at(checkpoints, 4))
+        checkpoints.save([Engine("successor")], at(checkpoints, 4))
 
-    checkpoints.save(Engine("first"), at(checkpoints, 2))
+    checkpoints.save([Engine("first")], at(checkpoints, 2))
     # The successor is another process: it has another partial folder.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.getpid", lambda: 1)
-        checkpoints.save(Engine("superseded", lambda: (patch.undo(), successor())), at(checkpoints, 4))
+        checkpoints.save([Engine("superseded", lambda: (patch.undo(), successor()))], at(checkpoints, 4))
     engine = Engine("")
-    assert checkpoints.restore(engine).step == 4
+    assert checkpoints.restore([engine]).step == 4
     assert engine.loaded == "successor"
 
 
@@ -63,13 +70,81 @@ def test_what_a_killed_trainer_left_unfinished_is_removed_and_not_restored(check
     def killed() -> None:
         raise KeyboardInterrupt
 
-    final = checkpoints.save(Engine("whole"), at(checkpoints, 2))
+    final = checkpoints.save([Engine("whole")], at(checkpoints, 2))
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(Engine("half", killed), at(checkpoints, 4))
+        checkpoints.save([Engine("half", killed)], at(checkpoints, 4))
     assert len(list(final.parent.iterdir())) == 2
     engine = Engine("")
-    assert checkpoints.restore(engine).step == 2
+    assert checkpoints.restore([engine]).step == 2
     assert engine.loaded == "whole"
     assert list(final.parent.iterdir()) == [final]
     shutil.rmtree(final)
-    assert checkpoints.restore(engine).step == 0
+    assert checkpoints.restore([engine]).step == 0
+
+
+def opened(folder: Path, size: int = 1, **sections: Any) -> Checkpoints:
+    return Checkpoints(make_settings(folder, folder, **sections), OneRank(size))
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"run": {"name": "else", "dir": Path("DIR")}}, r"run\.name was test and is else"),
+        ({"model": {"path": Path("/another")}}, r"model\.path was .* and is /another"),
+        ({"model": {"path": Path("DIR"), "dtype": "bfloat16"}}, r"model\.dtype was float32 and is bfloat16"),
+        ({"model": {"path": Path("DIR"), "lora_rank": 8}}, r"model\.lora_rank was 0 and is 8"),
+        ({"data": {"train_batch_size": 8}}, r"data\.train_batch_size was 4 and is 8"),
+        ({"deepspeed": {"zero_stage": 1}}, r"deepspeed\.zero_stage was 0 and is 1"),
+        ({"algorithm": {"adv_estimator": "gae"}}, r"critic\.model\.path was not set and is "),
+    ],
+)
+def test_other_settings_are_refused_by_name(tmp_path: Path, changed: dict[str, dict[str, Any]], named: str) -> None:
+    opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
+    sections = {n: {k: tmp_path if v == Path("DIR") else v for k, v in s.items()} for n, s in changed.items()}
+    with pytest.raises(TrainingError, match=named):
+        opened(tmp_path, **sections).restore([Engine("")])
+
+
+def test_what_does_not_belong_to_the_run_may_change(tmp_path: Path) -> None:
+    state = at(opened(tmp_path), 1)
+    state.extra["updater"] = {"kl_coefficient": 0.25}
+    opened(tmp_path).save([Engine("")], state)
+    changed = {
+        "actor": {"optim": {"lr": 1.0, "lr_scheduler_type": "cosine"}, "ppo_epochs": 2, "clip_ratio_high": 0.3},
+        "algorithm": {"correction": "behaviour"},
+        "trainer": {"total_training_steps": 99, "save_freq": 7, "logger": ["console"]},
+    }
+    engine = Engine("")
+    restored = opened(tmp_path, size=3, **changed).restore([engine])
+    assert restored.step == 1
+    assert not engine.same_ranks
+    assert restored.num_ranks == 3, "and the next checkpoint says so"
+    assert restored.extra == {"updater": {"kl_coefficient": 0.25}}
+
+
+def test_random_states_go_on_with_as_many_ranks_and_are_independent_with_others(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
+    expected = torch.rand(3)
+    opened(tmp_path).restore([Engine("")])
+    assert torch.equal(torch.rand(3), expected)
+    opened(tmp_path, size=2).restore([Engine("")])
+    other = torch.rand(3)
+    opened(tmp_path, size=2).restore([Engine("")])
+    assert torch.equal(torch.rand(3), other)
+    assert not torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "step": 1}'])
+def test_a_broken_state_is_one_sentence(tmp_path: Path, text: str) -> None:
+    folder = opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
+    (folder / "state.json").write_text(text)
+    with pytest.raises(TrainingError, match="is not a trainer state; remove that checkpoint"):
+        opened(tmp_path).restore([Engine("")])
+
+
+def test_a_state_of_another_format_is_named(tmp_path: Path) -> None:
+    folder = opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
+    (folder / "state.json").write_text('{"format": 1, "run": "test"}')
+    with pytest.raises(TrainingError, match="has format 1, this trainer reads 2"):
+        opened(tmp_path).restore([Engine("")])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConflictError, FencedError, SettingsError, UnauthorizedError, UnavailableError
+from protocol.errors import ConflictError, DataError, FencedError, SettingsError, UnauthorizedError, UnavailableError
 from tests.trainer.factory import make_batch, make_settings
 from tests.trainer.fake_service import FakeService, serving
 from trainer.client import ServiceClient, Stopped
@@ -80,11 +80,15 @@ def test_a_restart_of_the_service_is_waited_for(service: FakeService, client_of:
     assert results == [2]
 
 
+def as_it_is(_: int, data: bytes) -> bytes:
+    return data
+
+
 def test_a_stop_ends_the_wait_for_a_batch(service: FakeService, client_of: ClientOf) -> None:
     client = client_of(service.url)
     client.open_session(0)
     service.not_ready = 10**6
-    fetcher = BatchFetcher(client)
+    fetcher = BatchFetcher(client, as_it_is)
     fetcher.request(1)
     assert fetcher.poll(0.05) is None
     client.stop.set()
@@ -95,11 +99,33 @@ def test_a_stop_ends_the_wait_for_a_batch(service: FakeService, client_of: Clien
 def test_fetching_a_step_twice_is_one_lease(service: FakeService, client_of: ClientOf) -> None:
     client = client_of(service.url)
     client.open_session(0)
-    fetcher = BatchFetcher(client)
+    fetcher = BatchFetcher(client, as_it_is)
     fetcher.request(1)
     fetcher.request(1)
     assert fetcher.poll(30) == client.lease_batch(1)
     assert service.leases == [(1, 1), (1, 1)], "one by the fetcher, one here"
+
+
+def test_a_batch_is_prepared_where_it_is_fetched_and_what_fails_there_is_raised_here(
+    service: FakeService, client_of: ClientOf
+) -> None:
+    client = client_of(service.url)
+    client.open_session(0)
+    threads: list[str] = []
+
+    def prepare(step: int, data: bytes) -> int:
+        threads.append(threading.current_thread().name)
+        if step == 2:
+            raise DataError("broken")
+        return len(data)
+
+    fetcher = BatchFetcher(client, prepare)
+    fetcher.request(1)
+    assert fetcher.poll(30) == len(client.lease_batch(1))
+    fetcher.request(2)
+    with pytest.raises(DataError, match="broken"):
+        fetcher.poll(30)
+    assert threads == ["lease-step-1", "lease-step-2"]
 
 
 def test_planned_steps() -> None:

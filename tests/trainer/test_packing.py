@@ -3,14 +3,18 @@
 import numpy as np
 import torch
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.trainer.factory import make_batch
 from trainer.packing import Bounds, mini_batches, num_trained_tokens, pack, plan_ranks
 
+UNTIMED = hypothesis_settings(deadline=None)  # the machine may be busy
+
 LENGTHS = st.lists(st.integers(1, 300), max_size=40)
 
 
+@UNTIMED
 @given(LENGTHS, st.integers(1, 400), st.none() | st.integers(1, 8), st.integers(1, 5))
 def test_plan(lengths: list[int], max_tokens: int, max_samples: int | None, num_ranks: int) -> None:
     plan = plan_ranks(lengths, Bounds(max_tokens, max_samples), num_ranks)
@@ -24,6 +28,7 @@ def test_plan(lengths: list[int], max_tokens: int, max_samples: int | None, num_
     assert plan == plan_ranks(lengths, Bounds(max_tokens, max_samples), num_ranks)
 
 
+@UNTIMED
 @given(st.lists(st.integers(1, 100), min_size=8, max_size=40), st.integers(2, 4))
 def test_ranks_get_similar_work(lengths: list[int], num_ranks: int) -> None:
     plan = plan_ranks(lengths, Bounds(10_000), num_ranks)
@@ -36,6 +41,7 @@ def test_packing_wastes_no_micro_batch() -> None:
     assert len(plan[0]) == 2
 
 
+@UNTIMED
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=40), st.integers(1, 6))
 def test_mini_batches_hold_whole_prompts(groups: list[int], num_prompts: int) -> None:
     index = np.asarray(sorted(groups), np.int32)

@@ -12,7 +12,8 @@ from protocol.settings import RunSettings
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] not in ['system', 'user', 'assistant'] %}"
     "{{ raise_exception('unknown role ' + m['role']) }}{% endif %}"
-    "<{{ m['role'] }}>{{ m['content'] }}|{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}|{% endfor %}{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
 )
 
 

@@ -1,5 +1,7 @@
 """Templates, instructions and prompts that are too long."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,9 @@ def test_chat_template(make_settings, write_lines, decode):
         {"role": "user", "content": "three"},
     ]
     settings = make_settings(
-        train_files=[write_lines(row("q ä"), row(messages))], system_prompt="be brief", instruction="Think."
+        train_files=[write_lines(row("q ä"), name="text.jsonl"), write_lines(row(messages), name="chat.jsonl")],
+        system_prompt="be brief",
+        instruction="Think.",
     )
     plain, chat = load_prompts(settings).train
     assert decode(plain) == "<system>be brief|<user>q ä Think.|<assistant>"
@@ -39,11 +43,37 @@ def test_chat_template(make_settings, write_lines, decode):
 
 
 def test_without_a_template_the_text_is_sent_as_it_is(make_settings, write_lines, decode, plain_tokenizer):
-    path = write_lines(row(" a\n"), row([{"role": "user", "content": "b"}]))
-    settings = make_settings(tokenizer=plain_tokenizer, train_files=[path], apply_chat_template=False)
+    text = write_lines(row(" a\n"), name="text.jsonl")
+    chat = write_lines(row([{"role": "user", "content": "b"}]), name="chat.jsonl")
+    settings = make_settings(tokenizer=plain_tokenizer, train_files=[text, chat], apply_chat_template=False)
     assert [decode(p) for p in load_prompts(settings).train] == [" a\n", "b"]
     settings.data.instruction = "\nThink."
     assert decode(load_prompts(settings).train[1]) == "b\nThink."
+
+
+def test_arguments_reach_the_template(make_settings, write_lines, decode):
+    files = {"train_files": [write_lines(row("q"))]}
+    settings = make_settings(**files, apply_chat_template_kwargs={"enable_thinking": False})
+    assert decode(load_prompts(settings).train[0]) == "<user>q|<assistant><think></think>"
+    assert decode(load_prompts(make_settings(**files)).train[0]) == "<user>q|<assistant>"
+
+
+def test_arguments_that_the_template_does_not_read(make_settings, write_lines):
+    settings = make_settings(train_files=[write_lines(row("q"))], apply_chat_template_kwargs={"enable_thinkin": False})
+    with pytest.raises(DataError, match="has 'enable_thinkin', which the tokenizer's chat template does not read"):
+        load_prompts(settings)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"apply_chat_template_kwargs": {"tokenize": True}}, "leave out tokenize: the service sets it itself"),
+        ({"apply_chat_template_kwargs": {"x": 1}, "apply_chat_template": False}, "needs a chat template"),
+    ],
+)
+def test_template_arguments_that_are_refused_at_once(make_settings, data, words):
+    with pytest.raises(ValueError, match=words):
+        make_settings(**data)
 
 
 def test_no_special_token_is_added(make_settings, write_lines):
@@ -71,10 +101,12 @@ def test_messages_that_do_not_fit(make_settings, write_lines, prompt, data, word
 
 
 def test_too_long_is_an_error_that_names_the_row(make_settings, write_lines):
-    path = write_lines(row("short"), row("x" * 100))
+    path = write_lines(row("short"), row("x" * 100), row("y" * 120))
     settings = make_settings(train_files=[path], max_prompt_length=50, apply_chat_template=False)
-    with pytest.raises(DataError, match=r"train\.jsonl line 2: the prompt has 100 tokens, more than .* = 50; raise it"):
+    with pytest.raises(DataError) as raised:
         load_prompts(settings)
+    assert re.search(r"train\.jsonl line 2: the prompt has 100 tokens, more than .* = 50; raise it", str(raised.value))
+    assert "(2 of 3 prompts are too long, the longest has 120)" in str(raised.value)
 
 
 def test_too_long_is_filtered_and_the_others_keep_their_ids(make_settings, write_lines):
@@ -90,8 +122,14 @@ def test_too_long_is_filtered_and_the_others_keep_their_ids(make_settings, write
 
 def test_nothing_is_left(make_settings, write_lines):
     settings = make_settings(train_files=[write_lines(row("xyz"))], max_prompt_length=2, filter_overlong_prompts=True)
-    with pytest.raises(DataError, match=r"all 1 training prompts are longer than data.max_prompt_length = 2"):
+    with pytest.raises(DataError, match=r"all 1 training prompts are longer .* = 2 tokens \(the shortest has 21\)"):
         load_prompts(settings)
+
+
+def test_nothing_held_out_is_left(make_settings, write_lines):
+    files = {"train_files": [write_lines(row("x"))], "val_files": [write_lines(row("x" * 60), name="val.jsonl")]}
+    with pytest.raises(DataError, match=r"all 1 validation prompts are longer than data.max_prompt_length = 50"):
+        load_prompts(make_settings(**files, max_prompt_length=50, filter_overlong_prompts=True))
 
 
 @pytest.mark.parametrize(("how", "text"), [("left", "efghi"), ("right", "abcde"), ("middle", "abghi")])
@@ -99,7 +137,9 @@ def test_truncation(make_settings, write_lines, decode, how, text):
     settings = make_settings(
         train_files=[write_lines(row("abcdefghi"))], max_prompt_length=5, truncation=how, apply_chat_template=False
     )
-    assert decode(load_prompts(settings).train[0]) == text
+    loaded = load_prompts(settings)
+    assert decode(loaded.train[0]) == text
+    assert (loaded.num_truncated, loaded.num_filtered) == (1, 0)
 
 
 @given(st.lists(st.integers(), min_size=2), st.data(), st.sampled_from([*Truncation][1:]))
