@@ -7,7 +7,7 @@ handed to those of half as many: what parking and resuming does. At lag 0 all is
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -103,7 +103,7 @@ def run_cell(cell: Cell, base: Path, folder: Path, ranks: Ranks, num_held_out: i
     before = _held_out_reward(sampler, history[-1], held_out)
     steps: list[dict[str, float]] = []
     for step in range(1, cell.steps + 1):
-        batch = _sample_batch(sampler, history, prompts, step, generator)
+        batch = sample_batch(sampler, history, prompts, step, generator)
         report = updater.run(batch, step, step - 1)
         steps.append(
             {"reward": float(batch.rewards.mean()), "skipped": report.num_skipped}
@@ -124,14 +124,17 @@ def _weights(engine: PolicyEngine) -> dict[str, Tensor]:
     return {name: weight.clone() for name, weight in engine.named_weights()}
 
 
-def _sample_batch(
+def sample_batch(
     sampler: Sampler,
     history: deque[tuple[int, dict[str, Tensor]]],
     prompts: Iterator[ChainSum],
     step: int,
     generator: torch.Generator,
 ) -> Batch:
-    """`history` has the newest weights last and those of `lag` steps ago first, fewer at the start of the run."""
+    """A batch for `step`.
+
+    `history` has the newest weights last and those of `lag` steps ago first, fewer at the start of the run.
+    """
     items = list(islice(prompts, NUM_PROMPTS))
     rollouts = [Rollout(_encode(item.prompt)) for item in items for _ in range(NUM_SAMPLES)]
     cuts = torch.empty(len(rollouts)).exponential_(1 / MEAN_CUT, generator=generator).ceil().clamp(max=MAX_TOKENS)
@@ -142,13 +145,14 @@ def _sample_batch(
     sampler.hold(weights, version)
     sampler.extend(rollouts, [MAX_TOKENS] * len(rollouts), generator)
     groups = [
-        _group(f"{step}-{g}", g, item, rollouts[g * NUM_SAMPLES : (g + 1) * NUM_SAMPLES], step)
+        make_group(f"{step}-{g}", g, item, rollouts[g * NUM_SAMPLES : (g + 1) * NUM_SAMPLES], step)
         for g, item in enumerate(items)
     ]
     return build_batch("correction", step, step - 1, groups)
 
 
-def _group(name: str, index: int, item: ChainSum, rollouts: list[Rollout], step: int) -> Group:
+def make_group(name: str, index: int, item: ChainSum, rollouts: Sequence[Rollout], step: int) -> Group:
+    """The group of `item`, with `rollouts` as its scored samples."""
     samples = tuple(_sample(name, i, rollout, item) for i, rollout in enumerate(rollouts))
     prompt = Prompt(name, tuple(rollouts[0].prompt), str(item.answer), DATA_SOURCE)
     return Group(name, index, prompt, GroupState.LEASED, min(r.versions[0] for r in rollouts), samples, step)

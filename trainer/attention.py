@@ -103,17 +103,11 @@ def _window_mask(length: int, window: int | None, device: torch.device) -> Tenso
     return (distance >= 0) & (distance < window)
 
 
-def no_mask(*_: Any, **__: Any) -> None:
-    """The mask of an attention that needs none: bounds come with the call."""
+def _no_mask(*_: Any, **__: Any) -> None:
     return None
-
-
-def core_attention(name: str) -> Any:
-    """The attention function of that name, for others to call."""
-    return AttentionInterface()[name]
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionInterface.register(PADDED_ATTENTION, padded_attention)
 for _name in (PACKED_ATTENTION, PADDED_ATTENTION):
-    AttentionMaskInterface.register(_name, no_mask)
+    AttentionMaskInterface.register(_name, _no_mask)

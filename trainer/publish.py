@@ -91,7 +91,7 @@ class Publisher:
 
     def _write_and_announce(self, folder: Path, step: int) -> bool:
         try:
-            self._write(folder, step)
+            write_policy(self._engine, folder, step)
         except OSError as error:
             self._num_failures += 1
             shutil.rmtree(folder, ignore_errors=True)
@@ -115,24 +115,31 @@ class Publisher:
         self._pending, self.version = policy, policy.version
         return True
 
-    def _write(self, folder: Path, step: int) -> None:
-        weights = self._engine.named_weights()
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            write_weights(folder / WEIGHTS_NAME, self._engine.weight_shapes(), weights)
-        finally:
-            # What is left is gathered for nothing, but the other ranks are in those collectives.
-            deque(weights, maxlen=0)
-        write_manifest(folder, step)
-
     def _take_part(self) -> bool:
-        deque(self._engine.named_weights(), maxlen=0)
+        write_policy(self._engine, None, step=0)
         return True
 
     def _require_client(self) -> ServiceClient:
         assert self._client is not None, "only rank 0 speaks to the service"
         return self._client
+
+
+def write_policy(engine: PolicyEngine, folder: Path | None, step: int) -> None:
+    """Write the weights after `step` to `folder`, made anew, and their manifest last.
+
+    Every rank calls it; those that write nothing say None. Raises `OSError`.
+    """
+    weights = engine.named_weights()
+    try:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            write_weights(folder / WEIGHTS_NAME, engine.weight_shapes(), weights)
+    finally:
+        # Gathering a weight is a collective: every rank goes on to the last, also where nothing is or can be written.
+        deque(weights, maxlen=0)
+    if folder is not None:
+        write_manifest(folder, step)
 
 
 def _remove_unfinished(root: Path) -> None:

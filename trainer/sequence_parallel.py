@@ -9,18 +9,17 @@ that of its own tokens, and the sum over all ranks, which is what the optimizer 
 
 import importlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from protocol.errors import SettingsError
 from protocol.settings import RunSettings
-from trainer.attention import core_attention, no_mask
 from trainer.packing import MicroBatch
 
 SIZE_NAME = "actor.ulysses_sequence_parallel_size"
@@ -97,6 +96,8 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, counts: list[int], rank: int, group: dist.ProcessGroup) -> Tensor:
         ctx.own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
         longest = max(counts)  # collectives take parts of one length
+        if longest == 0:
+            return values.clone()
         parts = [values.new_empty(longest) for _ in counts]
         dist.all_gather(parts, pad(values, (0, longest - len(values))), group=group)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
@@ -132,19 +133,42 @@ def share_sequences(lm: PreTrainedModel, group: SequenceGroup | None) -> None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in LENGTH_DEPENDENT_ROPES:
         raise SettingsError(f"{SIZE_NAME} needs positions that stand alone and the model has {rope} ones: set it to 1")
+    own = [m for m in lm.modules() if hasattr(m, "layer_idx") and hasattr(m, "config")]
+    assert all(m.config is config for m in own), "attention layers are told apart by their model's configuration"
     ulysses: Any = importlib.import_module("deepspeed.runtime.sequence_parallel.ulysses_sp")
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = _shared_attention(config._attn_implementation)
     exchange = ulysses.UlyssesSPAttentionHF(
-        attn=core_attention(config._attn_implementation),
+        attn=attention.core,
         batch_size=1,
         attn_head_count=heads,
-        attn_head_size=head_size,
+        attn_head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         kv_head_count=kv_heads,
         num_hidden_layers=config.num_hidden_layers,
         process_group=group.process_group,
         seq_length_is_variable=True,
     )
-    name = f"april_ulysses_{config._attn_implementation}_{heads}_{kv_heads}_{head_size}"
-    AttentionInterface.register(name, exchange)
-    AttentionMaskInterface.register(name, no_mask)
-    lm.set_attn_implementation(name)
+    attention.sharing.append((config, exchange))
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedAttention:
+    """Stands under the name of `core`, which flash attention looks up in the model: that of every other model is as it
+    was, and models in `sharing`, by their configurations, exchange heads for positions around it."""
+
+    core: Any
+    sharing: list[tuple[Any, Any]] = field(default_factory=list[tuple[Any, Any]])
+
+    def __call__(self, module: Any, *arguments: Any, **options: Any) -> Any:
+        """Attention of one layer."""
+        exchange = next((e for config, e in self.sharing if config is module.config), self.core)
+        return exchange(module, *arguments, **options)
+
+
+def _shared_attention(name: str) -> _SharedAttention:
+    """What stands under `name`, put there if it is not there yet."""
+    found = AttentionInterface()[name]
+    if isinstance(found, _SharedAttention):
+        return found
+    made = _SharedAttention(found)
+    AttentionInterface.register(name, made)
+    return made

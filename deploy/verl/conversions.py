@@ -103,13 +103,18 @@ def _bounds(value: Any) -> tuple[float, float] | None:
     return (float(parts[0]), float(parts[1])) if len(parts) == 2 else None
 
 
-def rejection_threshold(value: Any, _: Script) -> Outcome:
-    """Its upper bound, or both."""
+def rejection_threshold(value: Any, script: Script) -> Outcome:
+    """Its upper bound, or both; a single bound of k1 has 1/bound below it, which is the same either way round."""
     bounds = _bounds(value)
-    if bounds:
-        sets = {"algorithm.rejection_lower": bounds[0], "algorithm.rejection_upper": bounds[1]}
-        return Outcome(Status.CHANGED, sets, "two settings")
-    return Outcome(Status.CARRIED, {} if value is None else {"algorithm.rejection_upper": float(value)})
+    if bounds is None:
+        return Outcome(Status.CARRIED, {} if value is None else {"algorithm.rejection_upper": float(value)})
+    lower, upper = bounds
+    if str(script.value("algorithm.rollout_correction.rollout_rs")).endswith("_k1"):
+        sets = {"algorithm.rejection_lower": 1 / upper, "algorithm.rejection_upper": 1 / lower}
+        return Outcome(Status.CHANGED, sets, "verl's k1 bounds behaviour/proximal, ours the ratio proximal/behaviour")
+    return Outcome(
+        Status.CHANGED, {"algorithm.rejection_lower": lower, "algorithm.rejection_upper": upper}, "two settings"
+    )
 
 
 def weight_threshold(value: Any, _: Script) -> Outcome:

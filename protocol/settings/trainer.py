@@ -75,7 +75,7 @@ class ActorSettings(Section):
     grad_clip: float = Field(default=1.0, gt=0)
     """Gradient norm above which gradients are scaled down."""
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
-    """Ranks that share one sequence (Ulysses); more than 1 is refused, see docs/training.md."""
+    """Ranks that share each micro-batch, with a part of its tokens each (Ulysses); needs as many GPUs."""
 
 
 class CriticModelSettings(Section):

@@ -38,7 +38,7 @@ def test_a_batch_of_forced_lag_carries_the_logprobs_of_the_weights_that_wrote_it
     versions = {7: weights_of(model, 1.0), 8: weights_of(model, 1.05), 9: weights_of(model, 1.1)}
     generator = torch.Generator().manual_seed(0)
     sampler = Sampler(Qwen3ForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32))
-    batch = learning._sample_batch(sampler, deque(versions.items()), chain_sums(1, held_out=False), 10, generator)
+    batch = learning.sample_batch(sampler, deque(versions.items()), chain_sums(1, held_out=False), 10, generator)
     written = batch.versions[batch.loss_mask == 1]
     assert set(written) == {7, 8}, "begun two versions ago, resumed one version ago"
     policy = load_policy(make_settings(tiny_model_dir, tmp_path), tiny_model_dir, torch.device("cpu"))

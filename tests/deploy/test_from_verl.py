@@ -78,7 +78,7 @@ ray job submit --no-wait --runtime-env="${RUNTIME_ENV}" \
     algorithm.rollout_correction.rollout_is_threshold=2.0 \
     algorithm.rollout_correction.rollout_is_batch_normalize=true \
     algorithm.rollout_correction.rollout_rs="seq_mean_k1" \
-    algorithm.rollout_correction.rollout_rs_threshold="0.99_1.01" \
+    algorithm.rollout_correction.rollout_rs_threshold="0.99_1.02" \
     actor_rollout_ref.rollout.top_p=1.0 \
     actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \
     actor_rollout_ref.rollout.val_kwargs.do_sample=True \
@@ -168,10 +168,23 @@ def test_the_dapo_recipe_with_rollout_correction(translated):
         True,
     )
     assert (algorithm.rejection, algorithm.rejection_level, algorithm.rejection_reduce) == ("k1", "sequence", "mean")
-    assert (algorithm.rejection_lower, algorithm.rejection_upper) == (0.99, 1.01)
+    # verl's k1 is the log of behaviour/proximal, which tests/data/losses.json shows where bounds are not symmetric.
+    assert (algorithm.rejection_lower, algorithm.rejection_upper) == (1 / 1.02, 1 / 0.99)
     assert (settings.evaluation.top_p, settings.evaluation.do_sample) == (0.7, True)
     assert rows["data.gen_batch_size"].status is Status.NOT_CARRIED
     assert "rollout.ratio" in rows["data.gen_batch_size"].reason
+
+
+def test_bounds_of_older_versions_are_of_the_ratio_itself(translated):
+    older = "algorithm.rollout_correction.rollout_rs"
+    _, settings = translated(
+        DAPO.replace(f'{older}="seq_mean_k1"', f"{older}=geometric").replace(
+            f'{older}_threshold="0.99_1.02"', f"{older}_threshold=1.02 {older}_threshold_lower=0.99"
+        )
+    )
+    algorithm = settings.algorithm
+    assert (algorithm.rejection, algorithm.rejection_level, algorithm.rejection_reduce) == ("k1", "sequence", "mean")
+    assert (algorithm.rejection_lower, algorithm.rejection_upper) == (0.99, 1.02)
 
 
 def test_ppo_with_a_critic(translated):

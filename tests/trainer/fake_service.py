@@ -119,6 +119,12 @@ def make_app(service: FakeService) -> FastAPI:
         body = Problem(type=f"urn:april:{error.slug}", title=error.slug, status=error.status, detail=str(error))
         return JSONResponse(body.model_dump(), error.status, media_type=PROBLEM_MEDIA_TYPE)
 
+    _route_steps(app, service)
+    _route_policies(app, service)
+    return app
+
+
+def _route_steps(app: FastAPI, service: FakeService) -> None:
     @app.post("/v1/trainers")
     def trainers(request: Request, body: dict[str, int]) -> Any:
         service.check(request)
@@ -150,6 +156,18 @@ def make_app(service: FakeService) -> FastAPI:
         service.ack(step)
         return {"durable_step": service.durable_step, "num_groups": 0}
 
+    @app.post("/v1/trainers/metrics")
+    def metrics(request: Request, body: dict[str, Any]) -> Response:
+        service.fence(request)
+        service.metrics.append((body["step"], body["metrics"]))
+        return Response(status_code=204)
+
+    @app.get("/v1/status")
+    def status() -> Response:
+        return Response(status_code=404)
+
+
+def _route_policies(app: FastAPI, service: FakeService) -> None:
     @app.post("/v1/policies")
     def policies(request: Request, body: dict[str, Any]) -> Any:
         service.fence(request)
@@ -160,12 +178,6 @@ def make_app(service: FakeService) -> FastAPI:
     def policy(request: Request, version: int) -> Any:
         service.check(request)
         return service.policies[version - 1]
-
-    @app.post("/v1/trainers/metrics")
-    def metrics(request: Request, body: dict[str, Any]) -> Response:
-        service.fence(request)
-        service.metrics.append((body["step"], body["metrics"]))
-        return Response(status_code=204)
 
     @app.post("/v1/evaluations")
     def evaluate(request: Request, body: dict[str, Any]) -> Any:
@@ -178,12 +190,6 @@ def make_app(service: FakeService) -> FastAPI:
     def evaluation(request: Request, name: int) -> Any:
         service.check(request)
         return _evaluation(name, service, "done")
-
-    @app.get("/v1/status")
-    def status() -> Response:
-        return Response(status_code=404)
-
-    return app
 
 
 def _evaluation(name: int, service: FakeService, state: str) -> dict[str, Any]:

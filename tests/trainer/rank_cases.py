@@ -23,18 +23,25 @@ from trainer.distributed import Ranks
 from trainer.engine import PolicyEngine
 from trainer.identity import has_critic
 from trainer.model import load_policy
+from trainer.objective import make_objective
 from trainer.packing import Bounds, MicroBatch, pack, plan_ranks
+from trainer.reference import make_reference
+from trainer.update import Updater
 
 
 @dataclass(frozen=True)
 class Case:
-    """Restore the newest checkpoint under `run_dir`, if there is one, train `steps` more, and save if `save`."""
+    """Restore the newest checkpoint under `run_dir`, if there is one, train `steps` more, and save if `save`.
+
+    `whole`: steps are those of the trainer's own `Updater`, and `metrics` what it reports of each.
+    """
 
     name: str
     run_dir: str
     steps: int = 2
     save: bool = True
     sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class Outcome:
     losses: list[float]
     norms: list[float]
     critic: list[dict[str, float]]
+    metrics: list[dict[str, float]]
     before: dict[str, torch.Tensor]
     after: dict[str, torch.Tensor]
 
@@ -65,7 +73,12 @@ def run_case(case: Case, model_dir: Path, out: Path) -> Outcome:
     losses: list[float] = []
     norms: list[float] = []
     of_critic: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
+    updater = make_updater(settings, engine, critic, ranks) if case.whole else None
     for step in range(state.step + 1, state.step + 1 + case.steps):
+        if updater is not None:
+            metrics.append(updater.run(make_batch(step=step, version=step), step, step).metrics)
+            continue
         micros, num_tokens = micro_batches(step, ranks)
         engine.train(True)
         loss, norm = train_step(engine, micros, num_tokens, settings, ranks)
@@ -76,10 +89,17 @@ def run_case(case: Case, model_dir: Path, out: Path) -> Outcome:
             of_critic.append(critic.update(micros, [m.behaviour * 0.1 for m in micros], old, num_tokens, step))
     if case.save:
         checkpoints.save(engines, state.model_copy(update={"step": state.step + case.steps}))
-    outcome = Outcome(state.step + 1, losses, norms, of_critic, before, published(engine))
+    outcome = Outcome(state.step + 1, losses, norms, of_critic, metrics, before, published(engine))
     if ranks.is_main:
         write(out / case.name, outcome)
     return outcome
+
+
+def make_updater(settings: RunSettings, engine: PolicyEngine, critic: Critic | None, ranks: Ranks) -> Updater:
+    """As the trainer's entry makes it."""
+    needs = make_objective(settings).needs_reference
+    reference = make_reference(settings, engine, engine.device, ranks.sequence) if needs else None
+    return Updater(settings, engine, reference, ranks, critic)
 
 
 def micro_batches(step: int, ranks: Ranks, max_tokens: int = 128) -> tuple[list[MicroBatch], int]:
@@ -114,7 +134,7 @@ def write(folder: Path, outcome: Outcome) -> None:
     save_file(outcome.before, folder / "before.safetensors")
     save_file(outcome.after, folder / "after.safetensors")
     values = {"first_step": outcome.first_step, "losses": outcome.losses, "norms": outcome.norms}
-    (folder / "outcome.json").write_text(json.dumps(values | {"critic": outcome.critic}))
+    (folder / "outcome.json").write_text(json.dumps(values | {"critic": outcome.critic, "metrics": outcome.metrics}))
 
 
 def read(folder: Path) -> Outcome:

@@ -2,14 +2,11 @@
 
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,36 +15,13 @@ from safetensors.torch import load_file
 from protocol.batch import Batch
 from protocol.errors import DataError, FencedError, SettingsError, TrainingError
 from protocol.settings import RunSettings
-from tests.trainer.factory import make_batch, make_settings
+from tests.trainer.factory import make_batch
 from tests.trainer.fake_service import FakeService, serving
+from tests.trainer.trainings import batch_of, environment, published, run_file, with_actor, with_trainer
 from trainer import loop
 from trainer.main import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")
-
-
-def batch_of(step: int, _: int) -> Batch:
-    """The batch of `step`, the same whenever it is asked for: written by the version before the one held."""
-    return make_batch(step=step, version=max(0, step - 2))
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serving(FakeService(batch_of)) as running:
-        yield running
-
-
-@pytest.fixture
-def settings(tiny_model_dir: Path, tmp_path: Path, service: FakeService) -> RunSettings:
-    return make_settings(tiny_model_dir, tmp_path / "run", trainer={"service_url": service.url})
-
-
-def with_trainer(settings: RunSettings, **values: Any) -> RunSettings:
-    return settings.model_copy(update={"trainer": settings.trainer.model_copy(update=values)})
-
-
-def published(service: FakeService, version: int) -> dict[str, torch.Tensor]:
-    return load_file(Path(service.policies[version - 1]["path"]) / "model.safetensors")
 
 
 def test_trains_publishes_saves_and_acknowledges_in_order(service: FakeService, settings: RunSettings) -> None:
@@ -121,10 +95,6 @@ def test_a_death_before_the_checkpoint_replays_the_same_steps(
     assert summary.steps == 4, "the steps that died count once"
     replayed = published(service, len(service.policies))
     assert all(torch.equal(before[name], replayed[name]) for name in before)
-
-
-def with_actor(settings: RunSettings, **values: Any) -> RunSettings:
-    return settings.model_copy(update={"actor": settings.actor.model_copy(update=values)})
 
 
 def test_one_update_has_ratio_one_and_several_have_not(service: FakeService, settings: RunSettings) -> None:
@@ -233,27 +203,6 @@ def test_a_checkpoint_of_another_run_is_refused(service: FakeService, settings: 
     other = settings.model_copy(update={"run": settings.run.model_copy(update={"name": "else"})})
     with pytest.raises(TrainingError, match=r"run\.name was test and is else"):
         train(other)
-
-
-def run_file(settings: RunSettings, folder: Path) -> Path:
-    """The settings that differ from their defaults, as a TOML file."""
-    lines = [
-        "[run]", f'name = "test"\ndir = "{settings.run.dir}"',
-        "[model]", f'path = "{settings.model.path}"',
-        "[data]", "train_batch_size = 4", "[rollout]", "n = 4",
-        "[actor]", "ppo_max_token_len_per_gpu = 256", "ppo_mini_batch_size = 2",
-        "[actor.optim]", "lr = 1e-3",
-        "[trainer]", f'service_url = "{settings.trainer.service_url}"', "save_freq = 2", 'logger = ["console"]',
-    ]  # fmt: skip
-    path = folder / "run.toml"
-    path.write_text("\n".join(lines))
-    return path
-
-
-def environment() -> dict[str, str]:
-    of_ranks = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    mine = {name: value for name, value in os.environ.items() if name not in of_ranks}
-    return mine | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def test_sigterm_finishes_the_step_saves_and_exits_0(

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,14 @@ from safetensors.torch import load_file
 
 from protocol.errors import SettingsError
 from protocol.settings import RunSettings
-from tests.trainer.factory import make_settings
 from tests.trainer.fake_service import FakeService, serving
-from tests.trainer.test_loop import batch_of, environment, published, run_file, with_actor, with_trainer
+from tests.trainer.trainings import batch_of, environment, published, run_file, with_actor, with_trainer
 from trainer.main import train
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.torch.distributed.*is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture
-def service() -> Iterator[FakeService]:
-    with serving(FakeService(batch_of)) as running:
-        yield running
-
-
-@pytest.fixture
-def settings(tiny_model_dir: Path, tmp_path: Path, service: FakeService) -> RunSettings:
-    return make_settings(tiny_model_dir, tmp_path / "run", trainer={"service_url": service.url})
 
 
 def test_the_best_checkpoint_is_pointed_to_and_outlives_pruning(service: FakeService, settings: RunSettings) -> None:

@@ -4,7 +4,6 @@ The objective itself is used, with its defaults but for the correction, sequence
 """
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from trainer.corrections import Corrector
 from trainer.losses import Clip
 from trainer.objective import Objective
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BASELINE = 0.3
 CLIP = Clip(0.2, 0.2, 3.0)
 
@@ -33,15 +33,6 @@ def objective(
 ) -> Objective:
     corrector = Corrector(level=level, cap=cap)
     return Objective(correction, CLIP, corrector, policy_loss=loss, aggregation="seq-mean-token-sum")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are faster on one thread, and the machine may be busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "filtered": {"algorithm": {"groups_without_spread": "filter", "mask_truncated": True}},
 }
+pytestmark = pytest.mark.usefixtures("one_thread")
 SPLITS = [(10_000, None, 1), (70, 3, 1), (120, None, 2), (1, None, 3)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are faster on one thread, and the machine may be busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

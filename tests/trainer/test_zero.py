@@ -1,4 +1,5 @@
-"""All ZeRO stages on one and two ranks: the same losses, checkpoints that any number of ranks goes on from.
+"""All ZeRO stages on one and two ranks: the same losses, checkpoints that any number of ranks goes on from. Also of two
+ranks that share each sequence.
 
 Tolerances: float32 losses agree to 1e-6 and norms to 1e-5 relative over stages and ranks (measured: 2e-7 and 2e-6); the
 weights that a resumed run starts from are those that were saved, bit for bit, however many ranks it has.
@@ -31,6 +32,39 @@ HARD_CASES: dict[str, dict[str, Any]] = {
     "zero3-lora": {"model": {"lora_rank": 4}, "deepspeed": {"zero_stage": 3}},
 }
 
+# The trainer's whole step where two ranks share each sequence: everything that is summed over ranks is counted once.
+KL_IN_REWARD: dict[str, Any] = {
+    "use_kl_in_reward": True,
+    "kl_ctrl": {"type": "adaptive", "kl_coef": 0.1, "horizon": 99},
+}
+SHARED_CASES: dict[str, dict[str, Any]] = {
+    "shared": {
+        "algorithm": {"correction_level": "sequence", "correction_normalise": True},
+        "actor": {"entropy_coeff": 0.01, "loss_agg_mode": "seq-mean-token-mean"},
+    },
+    "shared-zero3-critic": {
+        "algorithm": {"adv_estimator": "gae", **KL_IN_REWARD},
+        "deepspeed": {"zero_stage": 3},
+        "model": {"enable_gradient_checkpointing": True},
+    },
+    "shared-zero2-lora": {
+        "algorithm": KL_IN_REWARD,
+        "deepspeed": {"zero_stage": 2},
+        "model": {"lora_rank": 4},
+    },
+}
+
+
+def shared_case(name: str, run_dir: Path, model_dir: Path, size: int) -> Case:
+    sections = with_model(SHARED_CASES[name], model_dir)
+    bounds = {
+        "ulysses_sequence_parallel_size": size,
+        "ppo_mini_batch_size": 2,
+        "ppo_max_token_len_per_gpu": 128 // size,
+    }
+    actor = bounds | sections.get("actor", {})
+    return Case(name, str(run_dir / f"{name}-{size}"), save=False, whole=True, sections=sections | {"actor": actor})
+
 
 def with_model(sections: dict[str, dict[str, Any]], model_dir: Path) -> dict[str, dict[str, Any]]:
     return sections | {"model": {"path": str(model_dir)} | sections.get("model", {})}
@@ -49,7 +83,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two_ranks(runs: Path, tiny_model_dir: Path) -> dict[str, Outcome]:
     cases = [stage_case(f"zero{stage}", runs / f"zero{stage}", stage) for stage in STAGES]
-    return run_on_ranks(2, cases, tiny_model_dir, runs / "out")
+    shared = [shared_case(name, runs, tiny_model_dir, 2) for name in SHARED_CASES]
+    # Models that share nothing come last: in a process where others do, they are as they were.
+    return run_on_ranks(2, [*shared, *cases], tiny_model_dir, runs / "out")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -66,6 +102,31 @@ def test_every_stage_trains_alike_on_one_and_two_ranks(
     apart = torch.cat([(two.after[n] - one.after[n]).abs().flatten() for n in two.after])
     # Adam divides a gradient by its own size: where that is rounding noise, the sign is, and lr is the error.
     assert apart.mean() < 1e-2 * moved.mean()
+
+
+@pytest.mark.parametrize("name", SHARED_CASES)
+def test_ranks_that_share_a_sequence_train_as_one_that_has_it_whole(
+    two_ranks: dict[str, Outcome], tiny_model_dir: Path, tmp_path: Path, name: str
+) -> None:
+    compare_metrics(two_ranks[name], run_case(shared_case(name, tmp_path, tiny_model_dir, 1), tiny_model_dir, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_four_ranks_in_groups_train_as_one_rank(tiny_model_dir: Path, tmp_path: Path, size: int) -> None:
+    """Two replicas of two ranks; and one of four, which is more than there are key-value heads."""
+    cases = [shared_case(name, tmp_path, tiny_model_dir, size) for name in SHARED_CASES]
+    four = run_on_ranks(4, cases, tiny_model_dir, tmp_path / "four")
+    for name in SHARED_CASES:
+        one = run_case(shared_case(name, tmp_path / "one", tiny_model_dir, 1), tiny_model_dir, tmp_path / "one")
+        compare_metrics(four[name], one)
+
+
+def compare_metrics(shared: Outcome, whole: Outcome) -> None:
+    """Everything that is reported of each step; weights move by what Adam makes of gradients that agree."""
+    assert len(shared.metrics) == len(whole.metrics) == 2
+    for ours, expected in zip(shared.metrics, whole.metrics, strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4, abs=2e-6, nan_ok=True)
 
 
 @pytest.mark.parametrize(("stage", "resumed_stage"), [(0, 0), pytest.param(1, 2, marks=pytest.mark.slow), (3, 3)])
