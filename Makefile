@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV_VERSION := 0.13.9
-EXTRAS := service-cpu,ray,embedded-redis,trainer,trackers,dev
+EXTRAS := service-cpu,ray,embedded-redis,trainer,trackers,plots,dev
 TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=cpu)
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_OFFLINE := 1

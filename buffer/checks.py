@@ -12,6 +12,8 @@ def check_sizes(groups: Sequence[NewGroup]) -> None:
     for group in groups:
         if not 1 <= group.num_samples <= MAX_GROUP_SAMPLES:
             raise RequestError(f"a group of {group.num_samples} samples: give 1 to {MAX_GROUP_SAMPLES}")
+        if group.wanted is not None and not 1 <= group.wanted <= group.num_samples:
+            raise RequestError(f"a group that wants {group.wanted} of {group.num_samples} samples: give 1 to that many")
 
 
 def check_distinct(sample_ids: Sequence[str]) -> None:

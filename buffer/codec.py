@@ -110,7 +110,14 @@ def decode_sample(sample_id: str, group_id: str, index: int, record: Record, pie
         reward=decode_reward(fields["reward"]) if "reward" in fields else None,
         fail_reason=FailReason(fields["fail_reason"]) if "fail_reason" in fields else None,
         error=fields.get("error"),
+        continued_from=fields.get("continued_from"),
     )
+
+
+def decode_left(value: bytes | str | None) -> frozenset[int]:
+    """Indices of the samples that a group is READY without."""
+    text = value.decode() if isinstance(value, bytes) else value or ""
+    return frozenset(int(index) for index in text.split())
 
 
 def decode_group_state(value: bytes) -> tuple[GroupState, int | None]:

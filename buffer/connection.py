@@ -21,7 +21,8 @@ from buffer.scripts import WITHDRAWN, Store
 from buffer.sentinel import SentinelMaster, SentinelNodes
 from protocol.errors import NotFoundError, RedisUnfitError, SettingsError, UnavailableError
 
-SCHEMA_VERSION = 2  # of keys and bytes; raised by every change that an older release could not read
+SCHEMA_VERSION = 3  # of keys and bytes; raised by every change that an older release could not read
+TAKEN_OVER = 2  # a run of this schema is one of the newest without pooled samples: opening it makes it that
 MIN_REDIS_VERSION = (7, 0)  # the first whose scripts carry flags: what drains the buffer works when memory is full
 CONNECT_TIMEOUT_S = 5.0  # a Redis that does not accept within this is away
 ANSWER_TIMEOUT_S = 10.0  # longer than any transition by two orders; shorter than a lease, so a dead peer costs none
@@ -140,7 +141,7 @@ async def warn_of_early_answers(store: Store, url: str) -> None:
 
 async def make_run(store: Store) -> None:
     """Make the run if it isn't there; raises RedisUnfitError if its data is of another schema."""
-    await store.run("initialise", [], [SCHEMA_VERSION, POLICY_0])
+    await store.run("initialise", [], [SCHEMA_VERSION, POLICY_0, TAKEN_OVER])
 
 
 async def check_run(store: Store) -> None:
@@ -151,7 +152,8 @@ async def check_run(store: Store) -> None:
             f"there is no run {store.keys.run} with the prefix {store.keys.namespace} in this Redis: see run.name, "
             "buffer.namespace and buffer.url"
         )
-    await make_run(store)
+    if schema != str(TAKEN_OVER).encode():
+        await make_run(store)
 
 
 def check_fitness(where: str, version: str, policy: str, append_only: bool) -> None:

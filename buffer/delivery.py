@@ -4,7 +4,9 @@ import json
 from collections.abc import Callable
 
 from buffer.checks import check_batch_size
+from buffer.codec import decode_left
 from buffer.interface import BatchLease, OpenedTrainer
+from buffer.keys import sample_id_of
 from buffer.scripts import Arg, Call, Store, new_nonce
 
 
@@ -35,8 +37,10 @@ class Delivery:
         """See `ContinuationBuffer.record_spool`."""
         lease = await self._store.one("HGET", self._keys.named("leases"), step)
         ids = decode_lease(step, lease, None, 0).group_ids if lease else ()
-        # Of each group's keys: the group, then sample and tokens in turn.
-        tokens = [key for size in await self._sizes(ids) for key in self._keys.of_group(*size)[2::2]]
+        records = await self._store.read(*(("HMGET", self._keys.group(i), "num_samples", "left") for i in ids))
+        sizes = [(i, int(count or 0), decode_left(left)) for i, (count, left) in zip(ids, records, strict=True)]
+        kept = [sample_id_of(i, n) for i, count, left in sizes for n in range(count) if n not in left]
+        tokens = [self._keys.tokens(i) for i in kept]
         await self._store.transition("record_spool", tokens, [step, sha256])
 
     async def mark_trained(self, step: int, trainer_epoch: int) -> int:

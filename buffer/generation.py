@@ -1,29 +1,30 @@
-"""Transitions of samples and of groups that are not delivered yet, on Redis.
+"""Transitions of samples and of groups that are not delivered yet, on Redis; admission is in `buffer.admission`.
 
-Always true: whatever a script needs is in its keys, so what only Redis knows (how many samples a group has, how many
-groups there are) is read first; the script checks again what may have moved on meanwhile.
+Always true: whatever a script needs is in its keys, so what only Redis knows (how many samples a group has) is read
+first; the script checks again what may have moved on meanwhile.
 """
 
 from collections.abc import Sequence
 
-from buffer.checks import check_distinct, check_sizes, lease_ms
-from buffer.codec import encode_origin, encode_prompt, encode_reward, piece_args
-from buffer.interface import CursorMove, Limits, NewGroup, SampleLease
-from buffer.keys import group_id_of, new_group, sample_id_of, split_sample_id
-from buffer.scripts import Call, Store, new_nonce
-from protocol.samples import Group, Reward, Segment
+from buffer.admission import Admission
+from buffer.checks import check_distinct, lease_ms
+from buffer.codec import encode_reward, piece_args
+from buffer.interface import SampleLease
+from buffer.keys import split_sample_id
+from buffer.scripts import Store, new_nonce
+from protocol.samples import Reward, Segment
 from protocol.states import DropReason, FailReason, FinishReason, GroupState
 
 ORPHANS_A_CALL = 1000  # keeps one script under some milliseconds; claiming goes on with the next thousand
 
 
 class Generation:
-    """Admission, running, scoring and dropping."""
+    """Running, scoring and dropping."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, admission: Admission) -> None:
         self._store = store
         self._keys = store.keys
-        self._limits = limits
+        self._admission = admission
 
     async def claim_service(self, service_id: str) -> int:
         """Raise the epoch, which fences every older service; then set aside what ran under it."""
@@ -35,28 +36,6 @@ class Generation:
             ids = running[first : first + ORPHANS_A_CALL]
             await store.transition("orphan", [self._keys.sample(i) for i in ids], ids)
         return epoch
-
-    async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
-        """See `ContinuationBuffer.admit`."""
-        check_sizes(groups)
-        limits = (self._limits.max_groups, self._limits.max_bytes, self._limits.sample_bytes)
-        nonce = new_nonce()
-        texts = [(g.num_samples, encode_prompt(g.prompt), encode_origin(g.prompt)) for g in groups]
-        first = 0
-
-        async def read() -> Call:
-            nonlocal first
-            first = int(await self._store.one("HGET", self._keys.named("meta"), "group_seq") or 0)
-            keys: list[str] = []
-            for seq, group in enumerate(groups, first):
-                group_id = group_id_of(seq)
-                keys.append(self._keys.group(group_id))
-                keys += [self._keys.sample(sample_id_of(group_id, i)) for i in range(group.num_samples)]
-            fixed = [nonce, first, version, cursor.before, cursor.after, *limits]
-            return keys, [*fixed, *(arg for text in texts for arg in text)]
-
-        await self._store.transition_on_read("admit", read, waits_when_full=False)
-        return [new_group(seq, group, version) for seq, group in enumerate(groups, first)]
 
     async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
         """See `ContinuationBuffer.start`; all of them start, or none."""
@@ -114,7 +93,8 @@ class Generation:
 
     async def drop(self, group_id: str, reason: DropReason) -> None:
         """See `ContinuationBuffer.drop`."""
-        await self._store.transition("drop", await self._keys_of_group(group_id, 0), [group_id, reason.value])
+        keys, _ = await self._keys_of_group(group_id, 0)
+        await self._store.transition("drop", keys, [group_id, reason.value])
 
     async def _write(self, name: str, lease: SampleLease, piece: Segment | None, *more: str) -> None:
         keys = self._keys.of_sample(lease.sample_id)
@@ -123,11 +103,16 @@ class Generation:
 
     async def _settle(self, name: str, sample_id: str, *more: str | int) -> str:
         group_id, index = split_sample_id(sample_id)
-        keys = await self._keys_of_group(group_id, index + 1)
-        (state,) = await self._store.transition(name, keys, [new_nonce(), group_id, index, sample_id, *more])
-        return state.decode().partition(":")[0]
+        keys, races = await self._keys_of_group(group_id, index + 1)
+        (reply,) = await self._store.transition(name, keys, [new_nonce(), group_id, index, sample_id, *more])
+        state = reply.decode().partition(":")[0]
+        if races and state == GroupState.READY:
+            await self._admission.shrink_pool()
+        return state
 
-    async def _keys_of_group(self, group_id: str, at_least: int) -> list[str]:
+    async def _keys_of_group(self, group_id: str, at_least: int) -> tuple[list[str], bool]:
+        """A group's keys, and whether some of its samples will leave it."""
         # A group never changes its size; one that is gone still needs the key that the script looks at.
-        stored = int(await self._store.one("HGET", self._keys.group(group_id), "num_samples") or 0)
-        return self._keys.of_group(group_id, max(stored, at_least))
+        fields = ("num_samples", "wanted")
+        stored, wanted = await self._store.one("HMGET", self._keys.group(group_id), *fields)
+        return self._keys.of_group(group_id, max(int(stored or 0), at_least)), wanted is not None

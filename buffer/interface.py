@@ -6,7 +6,9 @@ Always true, after every call that returns or raises:
 - whoever was superseded (an older service epoch, trainer epoch or sample attempt) changes nothing: its call raises
   `FencedError`, is counted, and the stored bytes stay as they were;
 - each method is one transition: it happens whole or not at all. Methods that take many ids are a pipeline of such
-  transitions, each whole by itself.
+  transitions, each whole by itself;
+- a group that wanted fewer samples than it was admitted with is READY as soon as so many are SCORED; the others are
+  POOLED in the same transition, are in no group, and entered = pooled + continued + expired.
 
 Order is the buffer's business: PARKED samples resume oldest version first, then by order of admission; batches take
 the READY groups whose oldest token is oldest first, then by order of readiness.
@@ -16,19 +18,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages import Ledger, Policy, PolicyState, SettingsChange
+from protocol.messages import Ledger, Policy, PolicyState, PoolLedger, SettingsChange
 from protocol.samples import Group, Prompt, Reward, Sample, Segment
 from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
 
 NO_CAP = 2**53  # more groups than a run can number
+MAX_POOL_BYTES = 1 << 30  # as in `buffer.max_pool_bytes`
 
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A prompt to admit, and how many samples of it."""
+    """A prompt to admit, and how many samples of it; the first `wanted` that are scored make the group (None: all).
+
+    Pooled samples of the prompt go on in it if their oldest token is of `oldest_version` or later; older ones expire.
+    With None they all do, and their tokens don't count for the group's age.
+    """
 
     prompt: Prompt
     num_samples: int
+    wanted: int | None = None
+    oldest_version: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,13 @@ class Limits:
     """What an admission may not pass: groups that aren't trained yet, and the bytes that their samples may need.
 
     `max_bytes` 0 is no cap. `sample_bytes` is what a sample's tokens take at the most, reserved at its admission, so
-    that an admitted sample can always grow.
+    that an admitted sample can always grow. `max_pool_bytes`: what pooled samples may hold, the oldest go.
     """
 
     max_groups: int = NO_CAP
     max_bytes: int = 0
     sample_bytes: int = 0
+    max_pool_bytes: int = MAX_POOL_BYTES
 
     def room(self, snapshot: "Snapshot", num_samples: int) -> int:
         """How many groups of `num_samples` may be admitted now."""
@@ -93,7 +103,10 @@ class SampleBrief:
 
 @dataclass(frozen=True, slots=True)
 class GroupBrief:
-    """A group without its samples' tokens. `oldest_version` is the least of its samples', or None."""
+    """A group without its samples' tokens. `oldest_version` is the least of its samples', or None.
+
+    `num_samples` are in it: not those that were POOLED when it became READY.
+    """
 
     group_id: str
     seq: int
@@ -149,6 +162,7 @@ class Snapshot:
     counters: Mapping[str, int]
     held_groups: int = 0
     held_bytes: int = 0
+    pool: PoolLedger = field(default_factory=PoolLedger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +209,9 @@ class ContinuationBuffer(Protocol):
     async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
         """Admit groups (OPEN, their samples QUEUED) and move the data cursor, all in one transaction.
 
+        Pooled samples of a group's prompt go on as its first ones, PARKED (or FINISHED, to be scored), with all their
+        tokens: at most `num_samples`, oldest version first, then the longest.
+
         Raises BufferFullError, at once and with nothing admitted, if they would pass the buffer's `Limits` or the
         store has no memory left.
         """
@@ -221,7 +238,11 @@ class ContinuationBuffer(Protocol):
         ...
 
     async def park(self, lease: SampleLease, piece: Segment | None) -> None:
-        """RUNNING → PARKED with its last tokens (back to QUEUED if it has none at all)."""
+        """RUNNING → PARKED with its last tokens (back to QUEUED if it has none at all).
+
+        A sample that was POOLED while it ran still takes the last tokens of whoever ran it, and stays POOLED; so do
+        `append` and `finish`.
+        """
         ...
 
     async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
@@ -236,7 +257,10 @@ class ContinuationBuffer(Protocol):
         ...
 
     async def score(self, sample_id: str, reward: Reward, min_scored: int) -> GroupState:
-        """FINISHED → SCORED; the last terminal sample makes the group READY, or DROPPED with too few scored."""
+        """FINISHED → SCORED; the last terminal or wanted one makes the group READY, or DROPPED with too few scored.
+
+        Raises NotFoundError for a sample that is POOLED: its group was READY without it.
+        """
         ...
 
     async def fail(self, sample_id: str, reason: FailReason, error: str, min_scored: int) -> GroupState:
@@ -245,6 +269,10 @@ class ContinuationBuffer(Protocol):
 
     async def drop(self, group_id: str, reason: DropReason) -> None:
         """OPEN or READY → DROPPED; its samples' records are deleted, its running leases are lost."""
+        ...
+
+    async def expire_pooled(self, before_version: int) -> int:
+        """Give up pooled samples whose oldest token is older, and those without a token; how many there were."""
         ...
 
     # Delivery

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from buffer.interface import NewGroup
 from protocol.errors import NotFoundError, SettingsError
+from protocol.samples import MAX_GROUP_SAMPLES as MAX_GROUP_SAMPLES
 from protocol.samples import Group, Sample
 from protocol.states import GroupState, SampleState
 
@@ -30,9 +31,9 @@ RUN_KEYS = (
     "sizes",
     "repeats",
     "repeat_order",
+    "pools",
     *(state.value for state in SampleState),
 )
-MAX_GROUP_SAMPLES = 999  # what fits into the three digits of a sample's index
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")  # neither braces nor what SCAN reads as a pattern
 SAMPLE_ID_PATTERN = re.compile(r"(g\d{9,})\.(\d{3})")
 
@@ -109,6 +110,12 @@ class Keys:
         """Group, then sample and tokens of each of its samples: the keys of a transition of a group."""
         ids = [sample_id_of(group_id, index) for index in range(num_samples)]
         return [self.group(group_id), *(key for i in ids for key in (self.sample(i), self.tokens(i)))]
+
+    def to_continue(self, sample_id: str, continued_as: str) -> list[str]:
+        """A pooled sample and its tokens, then the group, sample and tokens that it goes on as."""
+        group_id, _ = split_sample_id(continued_as)
+        ids = (self.group(group_id), self.sample(continued_as), self.tokens(continued_as))
+        return [self.sample(sample_id), self.tokens(sample_id), *ids]
 
     def of_groups(self, sizes: Sequence[tuple[str, int]]) -> list[str]:
         """`of_group` for several groups, given as (id, number of samples)."""

@@ -4,6 +4,7 @@ Always true: it does what the one on Redis does, which the contract tests and a 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from buffer.checks import check_distinct, check_room, check_sizes, lease_ms
 from buffer.codec import decode_prompt, decode_reward, encode_prompt, encode_reward, piece_args
@@ -22,11 +23,13 @@ from buffer.interface import (
 from buffer.keys import new_group, split_sample_id
 from buffer.memory_delivery import MemoryDelivery
 from buffer.memory_reading import MemoryReading
-from buffer.memory_store import KEPT_CHANGES, GroupRecord, MemoryStore, SampleRecord
+from buffer.memory_records import GroupRecord, SampleRecord
+from buffer.memory_store import KEPT_CHANGES, MemoryStore
+from buffer.pool import beyond
 from protocol.errors import ConflictError, NotFoundError, TransitionError
 from protocol.messages import Policy, PolicyState, SettingsChange
 from protocol.samples import Group, Reward, Sample, Segment
-from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
+from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
 
 
 class MemoryBuffer:
@@ -70,24 +73,25 @@ class MemoryBuffer:
         """See `ContinuationBuffer.admit`."""
         check_sizes(groups)
         # Through JSON, so that what Redis could not keep is refused here too and nothing is shared with the caller.
-        copies = [NewGroup(decode_prompt(encode_prompt(g.prompt)), g.num_samples) for g in groups]
+        copies = [replace(g, prompt=decode_prompt(encode_prompt(g.prompt))) for g in groups]
         store = self._owned()
         if cursor.before != store.cursor:
             raise ConflictError(f'the data cursor is at "{store.cursor}", not at "{cursor.before}": go on from there')
         held = store.held()
         check_room(copies, self._limits, len(held), sum(g.num_bytes for g in held))
         admitted = [new_group(seq, group, version) for seq, group in enumerate(copies, store.group_seq)]
-        for group in admitted:
+        for group, new in zip(admitted, copies, strict=True):
             samples = [SampleRecord(s.sample_id, s.group_id, s.index) for s in group.samples]
             num_bytes = len(samples) * self._limits.sample_bytes
-            store.groups[group.group_id] = GroupRecord(
-                group.group_id, group.seq, group.prompt, version, samples, num_bytes
-            )
+            record = GroupRecord(group.group_id, group.seq, group.prompt, version, samples, num_bytes)
+            record.wanted = None if new.wanted == new.num_samples else new.wanted
+            store.groups[group.group_id] = record
+            store.continue_pooled(record, new.oldest_version)
         store.cursor = cursor.after
         store.group_seq += len(admitted)
         store.ledger.admitted += len(admitted)
         store.ledger.open += len(admitted)
-        return admitted
+        return self._reading.groups([group.group_id for group in admitted])
 
     async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
         """See `ContinuationBuffer.start`; all of them start, or none."""
@@ -96,7 +100,7 @@ class MemoryBuffer:
             return []
         store = self._owned()
         now = store.now_ms()
-        samples = [store.sample(i) for i in sample_ids]
+        samples = [store.member(i)[0] for i in sample_ids]
         for sample in samples:
             expired = sample.state is SampleState.RUNNING and sample.expiry_ms <= now
             if sample.state not in (SampleState.QUEUED, SampleState.PARKED) and not expired:
@@ -136,25 +140,27 @@ class MemoryBuffer:
         sample = self._held(lease, piece)
         if sample.has_last(piece):
             return
-        self.store.check_state(sample, SampleState.RUNNING, "longer")
+        self._check_grows(sample, "longer")
         sample.check_fits(piece)
         self.store.extend(sample, piece)
 
     async def park(self, lease: SampleLease, piece: Segment | None) -> None:
         """See `ContinuationBuffer.park`."""
         sample = self._held(lease, piece)
-        aside = sample.state in (SampleState.PARKED, SampleState.QUEUED)
+        aside = sample.state in (SampleState.PARKED, SampleState.QUEUED) or sample.takes_last
         if not (aside and self._is_repeat(sample, piece)):
             self._take_last(sample, piece, "parked")
-            sample.set_aside(self.store.now_ms())
+            if sample.state is SampleState.RUNNING:
+                sample.set_aside(self.store.now_ms())
 
     async def finish(self, lease: SampleLease, piece: Segment | None, reason: FinishReason) -> None:
         """See `ContinuationBuffer.finish`."""
         sample = self._held(lease, piece)
-        finished = sample.state is SampleState.FINISHED and sample.finish_reason is reason
-        if not (finished and self._is_repeat(sample, piece)):
+        ended = sample.state in (SampleState.FINISHED, SampleState.POOLED) and sample.finish_reason is reason
+        if not (ended and self._is_repeat(sample, piece)):
             self._take_last(sample, piece, "finished")
-            sample.move(SampleState.FINISHED)
+            if sample.state is SampleState.RUNNING:
+                sample.move(SampleState.FINISHED)
             sample.finish_reason = reason
 
     async def record_failure(self, lease: SampleLease, error: str, max_failures: int) -> GroupState | None:
@@ -164,11 +170,13 @@ class MemoryBuffer:
         if known is not None and known.failed_attempt == lease.attempt:
             return store.groups[known.group_id].state if known.state is SampleState.FAILED else None
         sample = store.leased_sample(lease)
+        if sample.state is SampleState.POOLED:
+            return None
         store.check_state(sample, SampleState.RUNNING, "failed")
         sample.num_failures += 1
         sample.error, sample.failed_attempt = error, lease.attempt
         if sample.num_failures >= max_failures:
-            return store.fail_sample(sample, FailReason.ENGINE_ERROR, error)
+            return self._settled(store.fail_sample(sample, FailReason.ENGINE_ERROR, error))
         sample.set_aside(store.now_ms())
         return None
 
@@ -177,8 +185,7 @@ class MemoryBuffer:
         text = encode_reward(reward)
         split_sample_id(sample_id)
         store = self._owned()
-        sample = store.sample(sample_id)
-        group = store.groups[sample.group_id]
+        sample, group = store.member(sample_id)
         if sample.state is SampleState.SCORED and sample.reward is not None and encode_reward(sample.reward) == text:
             return group.state
         sample.move(SampleState.SCORED)
@@ -187,20 +194,19 @@ class MemoryBuffer:
         store.counters["samples_scored"] += 1
         if sample.oldest != sample.newest:
             store.counters["samples_multi_version"] += 1
-        return store.settle(group)
+        return self._settled(store.settle(group))
 
     async def fail(self, sample_id: str, reason: FailReason, error: str, min_scored: int) -> GroupState:
         """See `ContinuationBuffer.fail`."""
         split_sample_id(sample_id)
         store = self._owned()
-        sample = store.sample(sample_id)
-        group = store.groups[sample.group_id]
+        sample, group = store.member(sample_id)
         if sample.state is SampleState.FAILED and sample.fail_reason is reason:
             return group.state
         if sample.state not in (SampleState.FINISHED, SampleState.RUNNING):
             raise TransitionError(f"sample {sample_id} is {sample.state} and can't become failed")
         group.min_scored = min_scored
-        return store.fail_sample(sample, reason, error)
+        return self._settled(store.fail_sample(sample, reason, error))
 
     async def drop(self, group_id: str, reason: DropReason) -> None:
         """See `ContinuationBuffer.drop`."""
@@ -212,6 +218,13 @@ class MemoryBuffer:
             raise NotFoundError(f"there is no group {group_id}: list the open groups again")
         elif tombstone.reason is not reason:
             raise TransitionError(f"group {group_id} is dropped as {tombstone.reason} and can't become dropped")
+
+    async def expire_pooled(self, before_version: int) -> int:
+        """See `ContinuationBuffer.expire_pooled`."""
+        pool = self._owned().pool
+        old = [s.sample_id for s in pool.ordered() if s.oldest is None or s.oldest < before_version]
+        pool.expire(old, ExpiryReason.STALE)
+        return len(old)
 
     # Delivery and policies
 
@@ -304,11 +317,23 @@ class MemoryBuffer:
     def _is_repeat(self, sample: SampleRecord, piece: Segment | None) -> bool:
         return piece is None or not len(piece.tokens) or sample.has_last(piece)
 
+    def _check_grows(self, sample: SampleRecord, wanted: str) -> None:
+        if not sample.takes_last:
+            self.store.check_state(sample, SampleState.RUNNING, wanted)
+
     def _take_last(self, sample: SampleRecord, piece: Segment | None, wanted: str) -> None:
-        self.store.check_state(sample, SampleState.RUNNING, wanted)
+        self._check_grows(sample, wanted)
         if not sample.has_last(piece):
             sample.check_fits(piece)
             self.store.extend(sample, piece)
+
+    def _settled(self, state: GroupState) -> GroupState:
+        """The pool may have grown."""
+        pool = self.store.pool
+        num_bytes = pool.ledger.num_bytes
+        gone = beyond((s.brief for s in pool.ordered()), num_bytes, self._limits.max_pool_bytes)
+        pool.expire(gone, ExpiryReason.FULL)
+        return state
 
     def _start(self, sample: SampleRecord, worker: str, expiry_ms: int) -> SampleLease:
         counters = self.store.counters

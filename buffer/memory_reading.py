@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from buffer.interface import GroupBrief, Recount, SampleBrief, Snapshot
-from buffer.memory_store import GroupRecord, MemoryStore, SampleRecord
+from buffer.memory_records import GroupRecord, SampleRecord
+from buffer.memory_store import MemoryStore
 from buffer.order import resume_order
 from protocol.errors import NotFoundError
 from protocol.messages import Ledger
@@ -22,6 +23,7 @@ class MemoryReading:
         """See `ContinuationBuffer.snapshot`."""
         store = self._store
         states = Counter(sample.state for sample in store.all_samples())
+        states[SampleState.POOLED] = len(store.pool.samples)
         return Snapshot(
             ledger=store.ledger.model_copy(),
             samples={state: states[state] for state in SampleState},
@@ -39,6 +41,7 @@ class MemoryReading:
             counters={name: count for name, count in store.counters.items() if count},
             held_groups=len(store.held()),
             held_bytes=sum(group.num_bytes for group in store.held()),
+            pool=store.pool.ledger,
         )
 
     def open_samples(self) -> list[SampleBrief]:
@@ -78,6 +81,13 @@ class MemoryReading:
             expected = 0 if sample.group_id in spooled else sample.num_tokens
             if sum(len(piece.tokens) for piece in sample.pieces) != expected:
                 faults.append(f"sample {sample.sample_id} should have {expected} tokens")
+        faults += [
+            f"{s.sample_id} is pooled and {s.state}"
+            for s in store.pool.samples.values()
+            if s.state is not SampleState.POOLED
+        ]
+        if store.pool.ledger.error:
+            faults.append(f"the pool's line is out of balance by {store.pool.ledger.error}")
         return Recount(store.ledger.model_copy(), counted, tuple(faults))
 
     def _brief(self, sample: SampleRecord) -> SampleBrief:
@@ -132,4 +142,5 @@ def _sample(sample: SampleRecord) -> Sample:
         reward=sample.reward,
         fail_reason=sample.fail_reason,
         error=sample.error,
+        continued_from=sample.continued_from,
     )

@@ -12,110 +12,24 @@ from dataclasses import dataclass, field
 from buffer.codec import Tombstone
 from buffer.interface import BatchLease, SampleLease
 from buffer.keys import split_sample_id
-from protocol.errors import FencedError, LengthError, NotFoundError, TransitionError
+from buffer.memory_records import GroupRecord, MemoryPool, SampleRecord
+from buffer.pool import choose
+from protocol.errors import FencedError, NotFoundError, TransitionError
 from protocol.messages import Ledger, Policy, PolicyState, SettingsChange
-from protocol.samples import Prompt, Reward, Segment
+from protocol.samples import Segment
 from protocol.states import (
     TERMINAL_SAMPLE_STATES,
     DropReason,
+    ExpiryReason,
     FailReason,
-    FinishReason,
     GroupState,
     SampleState,
     check_group_transition,
-    check_sample_transition,
 )
 
 KEPT_TOMBSTONES = 1000  # as in the Lua scripts, which give the reasons
 KEPT_POLICIES = 512
 KEPT_CHANGES = 1000
-
-
-@dataclass
-class SampleRecord:
-    """One sample."""
-
-    sample_id: str
-    group_id: str
-    index: int
-    state: SampleState = SampleState.QUEUED
-    pieces: list[Segment] = field(default_factory=list[Segment])
-    num_tokens: int = 0
-    attempt: int = 0
-    worker: str = ""
-    expiry_ms: int = 0
-    oldest: int | None = None
-    newest: int | None = None
-    num_resumes: int = 0
-    num_failures: int = 0
-    num_expiries: int = 0
-    aside_ms: int | None = None
-    failed_attempt: int = 0
-    finish_reason: FinishReason | None = None
-    reward: Reward | None = None
-    fail_reason: FailReason | None = None
-    error: str | None = None
-
-    def move(self, state: SampleState) -> None:
-        """Change the state, by the table."""
-        check_sample_transition(self.sample_id, self.state, state)
-        self.state = state
-
-    def set_aside(self, now_ms: int) -> None:
-        """RUNNING → PARKED, or QUEUED if there is no token."""
-        self.aside_ms = now_ms
-        self.move(SampleState.PARKED)
-        if self.num_tokens == 0:
-            self.state = SampleState.QUEUED
-
-    def has_last(self, piece: Segment | None) -> bool:
-        """Whether this very piece was the last that was appended."""
-        if piece is None or not len(piece.tokens) or not self.pieces or piece.end != self.num_tokens:
-            return False
-        last = self.pieces[-1]
-        return (
-            (last.start, last.version, last.kv_kept) == (piece.start, piece.version, piece.kv_kept)
-            and last.tokens.tobytes() == piece.tokens.tobytes()
-            and last.logprobs.tobytes() == piece.logprobs.tobytes()
-        )
-
-    def check_fits(self, piece: Segment | None) -> None:
-        """Raise LengthError unless the piece starts where the sample ends."""
-        if piece is not None and piece.start != self.num_tokens:
-            raise LengthError(
-                f"sample {self.sample_id} has {self.num_tokens} tokens, the piece starts at {piece.start}: "
-                "read the sample again and append what follows"
-            )
-
-
-@dataclass
-class GroupRecord:
-    """One group."""
-
-    group_id: str
-    seq: int
-    prompt: Prompt
-    admitted_version: int
-    samples: list[SampleRecord]
-    num_bytes: int = 0
-    state: GroupState = GroupState.OPEN
-    step: int | None = None
-    min_scored: int = 0
-    ready_seq: int = 0
-
-    @property
-    def oldest(self) -> int | None:
-        """The least version that wrote a token of it."""
-        return min((s.oldest for s in self.samples if s.oldest is not None), default=None)
-
-    def count(self, state: SampleState) -> int:
-        """Samples in a state."""
-        return sum(s.state is state for s in self.samples)
-
-    @property
-    def batch_order(self) -> tuple[int, int]:
-        """Sort key of READY groups."""
-        return (self.admitted_version if self.oldest is None else self.oldest, self.ready_seq)
 
 
 def wall_clock_ms() -> int:
@@ -136,6 +50,7 @@ class MemoryStore:
     leases: dict[int, BatchLease] = field(default_factory=dict[int, BatchLease])
     policies: dict[int, Policy] = field(default_factory=dict[int, Policy])
     changes: list[SettingsChange] = field(default_factory=list[SettingsChange])
+    pool: MemoryPool = field(default_factory=MemoryPool)
     cursor: str = ""
     group_seq: int = 0
     ready_seq: int = 0
@@ -190,10 +105,11 @@ class MemoryStore:
     # Finding
 
     def find_sample(self, sample_id: str) -> SampleRecord | None:
-        """A sample that is still there."""
+        """A sample that is still there, in a group or pooled."""
         group_id, index = split_sample_id(sample_id)
         group = self.groups.get(group_id)
-        return group.samples[index] if group is not None and index < len(group.samples) else None
+        samples = () if group is None else group.samples
+        return next((s for s in samples if s.index == index), self.pool.samples.get(sample_id))
 
     def sample(self, sample_id: str) -> SampleRecord:
         """A sample; raises NotFoundError."""
@@ -201,6 +117,13 @@ class MemoryStore:
         if found is None:
             raise NotFoundError(f"there is no sample {sample_id}: list the open samples again")
         return found
+
+    def member(self, sample_id: str) -> tuple[SampleRecord, GroupRecord]:
+        """A sample and the group that it is in; raises NotFoundError, also for a POOLED one."""
+        sample = self.sample(sample_id)
+        if sample.state is SampleState.POOLED:
+            raise NotFoundError(f"there is no sample {sample_id} in its group: it is READY without it")
+        return sample, self.groups[sample.group_id]
 
     def ready(self) -> list[GroupRecord]:
         """READY groups in the order in which batches take them."""
@@ -233,6 +156,10 @@ class MemoryStore:
         sample.oldest = piece.version if sample.oldest is None else min(sample.oldest, piece.version)
         sample.newest = piece.version if sample.newest is None else max(sample.newest, piece.version)
         self.counters["tokens_appended"] += len(piece.tokens)
+        if sample.state is SampleState.POOLED:
+            self.counters["raced_tokens_left"] += len(piece.tokens)
+        else:
+            self.groups[sample.group_id].age(piece.version)
 
     def expire(self, sample: SampleRecord) -> None:
         """RUNNING → set aside, because its lease ran out."""
@@ -249,15 +176,47 @@ class MemoryStore:
         return self.settle(self.groups[sample.group_id])
 
     def settle(self, group: GroupRecord) -> GroupState:
-        """OPEN → READY, DROPPED, or as it is."""
-        failed = group.count(SampleState.FAILED)
-        if len(group.samples) - failed < max(group.min_scored, 1):
+        """OPEN → READY, DROPPED, or as it is; a group that is READY parts with what is not terminal."""
+        failed, scored = group.count(SampleState.FAILED), group.count(SampleState.SCORED)
+        count = len(group.samples)
+        if count - failed < max(group.min_scored, 1):
             self.drop(group, DropReason.TOO_FEW_SAMPLES)
-        elif all(s.state in TERMINAL_SAMPLE_STATES for s in group.samples):
+        elif scored + failed == count or scored == group.wanted:
+            if group.wanted is not None:
+                self._part(group)
             self.ready_seq += 1
             group.ready_seq = self.ready_seq
             self.move_group(group, GroupState.READY)
         return group.state
+
+    def continue_pooled(self, group: GroupRecord, oldest_version: int | None) -> None:
+        """Pooled samples of the group's prompt go on as its first ones; too old ones expire."""
+        pooled = self.pool.of_prompt(group.prompt.prompt_id)
+        taken, stale = choose(pooled, len(group.samples), oldest_version)
+        self.pool.expire(stale, ExpiryReason.STALE)
+        for index, sample_id in enumerate(taken):
+            sample, new = self.pool.take(sample_id), group.samples[index]
+            finished = sample.finish_reason is not None
+            sample.move(SampleState.FINISHED if finished else SampleState.PARKED)
+            sample.sample_id, sample.group_id, sample.index = new.sample_id, new.group_id, new.index
+            sample.worker, sample.aside_ms, sample.continued_from = "", self.now_ms(), sample_id
+            group.samples[index] = sample
+            if oldest_version is not None:
+                group.age(sample.oldest)
+
+    def _part(self, group: GroupRecord) -> None:
+        left = [s for s in group.samples if s.state not in TERMINAL_SAMPLE_STATES]
+        trained = [s for s in group.samples if s.state is SampleState.SCORED]
+        for outcome, samples in (("left", left), ("trained", trained)):
+            self.counters[f"raced_samples_{outcome}"] += len(samples)
+            self.counters[f"raced_tokens_{outcome}"] += sum(s.num_tokens for s in samples)
+        for sample in left:
+            if sample.state is not SampleState.RUNNING:
+                sample.worker = ""
+            sample.move(SampleState.POOLED)
+            self.pool.enter(sample, group.prompt.prompt_id)
+        group.num_bytes -= group.num_bytes // len(group.samples) * len(left)
+        group.samples = [s for s in group.samples if s not in left]
 
     def drop(self, group: GroupRecord, reason: DropReason) -> None:
         """→ DROPPED; offers that READY groups no longer cover are taken back."""

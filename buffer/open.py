@@ -88,7 +88,8 @@ async def _connect(settings: RunSettings, address: Address) -> Link:
 def limits_of(settings: RunSettings) -> Limits:
     """What may be admitted: the caps, and the bytes that a response of full length takes."""
     sample_bytes = settings.data.max_response_length * BYTES_PER_TOKEN
-    return Limits(settings.buffer.max_groups, settings.buffer.max_bytes, sample_bytes)
+    buffer = settings.buffer
+    return Limits(buffer.max_groups, buffer.max_bytes, sample_bytes, buffer.max_pool_bytes)
 
 
 def _find_server(settings: RunSettings, create: bool) -> tuple[Address, EmbeddedRedis | None]:

@@ -11,6 +11,7 @@ from buffer.codec import (
     Record,
     Tombstone,
     decode_group_state,
+    decode_left,
     decode_prompt,
     decode_sample,
     int_fields,
@@ -22,15 +23,24 @@ from buffer.keys import sample_id_of, split_sample_id
 from buffer.order import resume_order
 from buffer.scripts import Store
 from protocol.errors import NotFoundError
-from protocol.messages import Ledger
+from protocol.messages import Ledger, PoolLedger
 from protocol.samples import Group, Sample
-from protocol.states import DropReason, GroupState, SampleState
+from protocol.states import DropReason, ExpiryReason, GroupState, SampleState
 
 OPEN_SAMPLE_STATES = (SampleState.QUEUED, SampleState.PARKED, SampleState.RUNNING, SampleState.FINISHED)
 BRIEF_FIELDS = ("state", "num_tokens", "oldest", "resumes", "failures", "expiries", "aside")
 # Read at every resume, and parsing a field takes redis-py longer than the server takes for a thousand tokens.
-SAMPLE_FIELDS = ("state", "resumes", "failures", "finish_reason", "reward", "fail_reason", "error")
-GROUP_FIELDS = ("seq", "admitted_version", "num_samples", "num_scored", "num_failed", "oldest")
+SAMPLE_FIELDS = (
+    "state",
+    "resumes",
+    "failures",
+    "finish_reason",
+    "reward",
+    "fail_reason",
+    "error",
+    "continued_from",
+)
+GROUP_FIELDS = ("seq", "admitted_version", "num_samples", "num_scored", "num_failed", "oldest", "left")
 
 
 class Reading:
@@ -51,7 +61,7 @@ class Reading:
             Ledger(**int_fields(ledger)),
             dict(zip(SampleState, counts, strict=True)),
             dropped=int_fields(dropped),
-            counters=int_fields(counters),
+            counters={name: count for name, count in int_fields(counters).items() if count},
             leased_steps=tuple(sorted(int(step) for step in steps)),
         )
 
@@ -79,8 +89,15 @@ class Reading:
 
     async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
         """See `ContinuationBuffer.samples`."""
+        found = await self._samples(sample_ids)
         for sample_id in sample_ids:
-            split_sample_id(sample_id)
+            if sample_id not in found:
+                raise NotFoundError(f"there is no sample {sample_id}: list the open samples again")
+        return [found[sample_id] for sample_id in sample_ids]
+
+    async def _samples(self, sample_ids: Sequence[str]) -> dict[str, Sample]:
+        """Those that are there."""
+        places = [split_sample_id(sample_id) for sample_id in sample_ids]
         commands: list[tuple[str | int, ...]] = []
         for sample_id in sample_ids:
             commands += [
@@ -88,17 +105,18 @@ class Reading:
                 ("LRANGE", self._keys.tokens(sample_id), 0, -1),
             ]
         replies = await self._store.read(*commands)
-        return [_sample(i, replies[2 * n], replies[2 * n + 1]) for n, i in enumerate(sample_ids)]
+        records = zip(sample_ids, places, replies[::2], replies[1::2], strict=True)
+        found = (_sample(i, place, values, pieces) for i, place, values, pieces in records)
+        return {sample.sample_id: sample for sample in found if sample is not None}
 
     async def groups(self, group_ids: Sequence[str]) -> list[Group]:
         """See `ContinuationBuffer.groups`. Of a dropped group its reason and its prompt's id are known, for a while."""
         replies = await self._store.read(*(command for i in group_ids for command in self._group_commands(i)))
         heads = {i: replies[3 * n : 3 * n + 3] for n, i in enumerate(group_ids)}
         ids = [s for i, head in heads.items() for s in _sample_ids(i, head[0])]
-        samples: dict[str, list[Sample]] = {}
-        for sample in await self.samples(ids):
-            samples.setdefault(sample.group_id, []).append(sample)
-        return [_group(i, heads[i], samples.get(i, [])) for i in group_ids]
+        found = await self._samples(ids)
+        samples = {i: [found[s] for s in _sample_ids(i, head[0]) if s in found] for i, head in heads.items()}
+        return [_group(i, heads[i], samples[i]) for i in group_ids]
 
     def _group_commands(self, group_id: str) -> list[tuple[str, ...]]:
         return [
@@ -136,6 +154,18 @@ def _snapshot(
         counters=counters,
         held_groups=number("held_groups"),
         held_bytes=number("held_bytes"),
+        pool=pool_ledger(meta),
+    )
+
+
+def pool_ledger(meta: Mapping[str, str]) -> PoolLedger:
+    """The pool's line, which the run's record keeps once a sample has been pooled."""
+    return PoolLedger(
+        entered=int(meta.get("pool_entered", 0)),
+        pooled=int(meta.get("pool_samples", 0)),
+        continued=int(meta.get("pool_continued", 0)),
+        expired={reason: int(meta.get(f"pool_expired:{reason.value}", 0)) for reason in ExpiryReason},
+        num_bytes=int(meta.get("pool_bytes", 0)),
     )
 
 
@@ -157,37 +187,42 @@ def _sample_brief(sample_id: str, record: Sequence[bytes | None], now_ms: int) -
 
 
 def _group_brief(group_id: str, state: GroupState, record: Sequence[bytes | None]) -> GroupBrief:
-    seq, version, num_samples, scored, failed, oldest = record
+    seq, version, num_samples, scored, failed, oldest, left = record
     return GroupBrief(
         group_id=group_id,
         seq=int(seq or 0),
         state=state,
         admitted_version=int(version or 0),
-        num_samples=int(num_samples or 0),
+        num_samples=int(num_samples or 0) - len(decode_left(left)),
         num_scored=int(scored or 0),
         num_failed=int(failed or 0),
         oldest_version=optional_int(oldest),
     )
 
 
-def _sample(sample_id: str, values: Sequence[bytes | None], pieces: list[bytes]) -> Sample:
+def _sample(
+    sample_id: str, place: tuple[str, int], values: Sequence[bytes | None], pieces: list[bytes]
+) -> Sample | None:
     record = {name.encode(): value for name, value in zip(SAMPLE_FIELDS, values, strict=True) if value is not None}
-    if not record:
-        raise NotFoundError(f"there is no sample {sample_id}: list the open samples again")
-    return decode_sample(sample_id, *split_sample_id(sample_id), record, pieces)
+    return decode_sample(sample_id, *place, record, pieces) if record else None
 
 
 def _sample_ids(group_id: str, record: Record) -> list[str]:
-    return [sample_id_of(group_id, i) for i in range(int(record.get(b"num_samples", 0)))]
+    left = decode_left(record.get(b"left"))
+    return [sample_id_of(group_id, i) for i in range(int(record.get(b"num_samples", 0))) if i not in left]
 
 
 def _group(group_id: str, head: Sequence[Any], samples: list[Sample]) -> Group:
+    """`samples`: those that are there; one that isn't, or is POOLED, left the group since its record was read."""
     record, state, tombstone = head
     if not record or state is None:
         if tombstone is None:
             raise NotFoundError(f"there is no group {group_id}: it was consumed, dropped long ago, or never admitted")
         return Tombstone.decode(tombstone).group(group_id)
     fields = text_fields(record)
+    if "wanted" not in fields and len(samples) < int(fields["num_samples"]):
+        raise NotFoundError(f"group {group_id} is being dropped or consumed just now: ask again")
+    samples = [sample for sample in samples if sample.state is not SampleState.POOLED]
     group_state, step = decode_group_state(state)
     prompt, version = decode_prompt(fields["prompt"]), int(fields["admitted_version"])
     return Group(group_id, int(fields["seq"]), prompt, group_state, version, tuple(samples), step)

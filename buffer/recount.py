@@ -6,11 +6,11 @@ on meanwhile, so a count that finds faults is taken again: what is really wrong 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
-from buffer.codec import Record, decode_group_state, decode_piece, int_fields, text_fields
+from buffer.codec import decode_group_state, decode_left, decode_piece, int_fields, text_fields
 from buffer.interface import Recount
 from buffer.keys import RUN_KEYS, sample_id_of, split_sample_id
+from buffer.raw_run import RawRun, pool_faults
 from buffer.scripts import Store
 from protocol.errors import AprilError
 from protocol.messages import Ledger
@@ -19,24 +19,6 @@ from protocol.states import TERMINAL_SAMPLE_STATES, GroupState, SampleState
 
 MAX_COUNTS = 3  # a writer that moved something between two reads is not a fault
 READ_AT_ONCE = 500  # records in one MULTI, so that Redis answers others in between
-
-
-@dataclass
-class RawRun:
-    """What lies in Redis, by kind."""
-
-    hashes: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    members: dict[SampleState, set[str]] = field(default_factory=dict[SampleState, set[str]])
-    parked: dict[str, int] = field(default_factory=dict[str, int])
-    ready: set[str] = field(default_factory=set[str])
-    groups: dict[str, Record] = field(default_factory=dict[str, Record])
-    samples: dict[str, Record] = field(default_factory=dict[str, Record])
-    tokens: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
-    strange: list[str] = field(default_factory=list[str])
-
-    def state_of(self, group_id: str) -> tuple[GroupState, int | None]:
-        """State and step of a group in the `groups` hash."""
-        return decode_group_state(self.hashes["groups"][group_id].encode())
 
 
 class Recounter:
@@ -58,7 +40,7 @@ class Recounter:
     async def _read(self) -> RawRun:
         raw = RawRun()
         await self._read_records(raw, await self._store.all_keys())
-        hashes = ("meta", "ledger", "dropped", "groups", "leases", "spools", "sizes")
+        hashes = ("meta", "ledger", "dropped", "groups", "leases", "spools", "sizes", "pools")
         states = list(SampleState)
         replies = await self._store.read(
             *(("HGETALL", self._keys.named(name)) for name in hashes),
@@ -99,6 +81,7 @@ def _compare(raw: RawRun) -> Recount:
         *_sample_faults(raw),
         *_lease_faults(raw),
         *_capacity_faults(raw),
+        *pool_faults(raw),
     ]
     return Recount(stored, counted, tuple(faults))
 
@@ -132,7 +115,8 @@ def _group_faults(raw: RawRun) -> Iterator[str]:
         yield f"group {group_id} has a record without a state, or a state without a record"
     for group_id in raw.hashes["groups"].keys() & raw.groups.keys():
         record, state = text_fields(raw.groups[group_id]), raw.state_of(group_id)[0]
-        ids = [sample_id_of(group_id, i) for i in range(int(record["num_samples"]))]
+        left = decode_left(record.get("left"))
+        ids = [sample_id_of(group_id, i) for i in range(int(record["num_samples"])) if i not in left]
         states = Counter(raw.samples[i][b"state"].decode() for i in ids if i in raw.samples)
         if sum(states.values()) != len(ids):
             yield f"group {group_id} lacks {len(ids) - sum(states.values())} of its samples"
@@ -163,7 +147,7 @@ def _sample_faults(raw: RawRun) -> Iterator[str]:
 def _token_faults(raw: RawRun, sample_id: str, fields: Mapping[str, str], state: SampleState) -> Iterator[str]:
     group_id, _ = split_sample_id(sample_id)
     value = raw.hashes["groups"].get(group_id)
-    step = decode_group_state(value.encode())[1] if value else None
+    step = decode_group_state(value.encode())[1] if value and state is not SampleState.POOLED else None
     expected = 0 if step is not None and str(step) in raw.hashes["spools"] else int(fields["num_tokens"])
     try:
         segments = merge_segments([decode_piece(piece) for piece in raw.tokens.get(sample_id, [])])

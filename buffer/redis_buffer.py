@@ -8,6 +8,7 @@ answer is sent again while the buffer's patience lasts; Redis recognises it, and
 
 from collections.abc import Sequence
 
+from buffer.admission import Admission
 from buffer.connection import check_run, check_server, make_run, open_link
 from buffer.delivery import Delivery
 from buffer.generation import Generation
@@ -42,7 +43,8 @@ class RedisBuffer:
         self._store = store
         self._limits = limits or Limits()
         self._is_view = False
-        self._generation = Generation(store, self._limits)
+        self._admission = Admission(store, self._limits)
+        self._generation = Generation(store, self._admission)
         self._delivery = Delivery(store)
         self._policies = Policies(store)
         self._reading = Reading(store)
@@ -117,7 +119,9 @@ class RedisBuffer:
 
     async def admit(self, groups: Sequence[NewGroup], version: int, cursor: CursorMove) -> list[Group]:
         """See `ContinuationBuffer.admit`."""
-        return await self._generation.admit(groups, version, cursor)
+        admitted, with_pooled = await self._admission.admit(groups, version, cursor)
+        found = {group.group_id: group for group in await self._reading.groups(sorted(with_pooled))}
+        return [found.get(group.group_id, group) for group in admitted]
 
     async def start(self, sample_ids: Sequence[str], worker: str, lease_s: float) -> list[SampleLease]:
         """See `ContinuationBuffer.start`."""
@@ -158,6 +162,10 @@ class RedisBuffer:
     async def drop(self, group_id: str, reason: DropReason) -> None:
         """See `ContinuationBuffer.drop`."""
         await self._generation.drop(group_id, reason)
+
+    async def expire_pooled(self, before_version: int) -> int:
+        """See `ContinuationBuffer.expire_pooled`."""
+        return await self._admission.expire_pooled(before_version)
 
     # Delivery
 

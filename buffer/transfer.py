@@ -2,7 +2,7 @@
 
 The file is text, one JSON object a line, UTF-8:
 
-    {"format": "april-buffer", "version": 1, "schema": 2, "namespace": "april", "run": "april"}
+    {"format": "april-buffer", "version": 1, "schema": 3, "namespace": "april", "run": "april"}
     {"key": "meta", "type": "hash", "items": [["cursor", "12"], ...]}
     {"key": "ready", "type": "zset", "items": [["g000000007", "12884901889"], ...]}
     {"key": "t:g000000007.000", "type": "list", "items": [{"base64": "..."}, ...]}
@@ -10,7 +10,7 @@ The file is text, one JSON object a line, UTF-8:
 
 Keys are without the run's prefix, in order of their names. A string that isn't UTF-8 is written as `{"base64": ...}`.
 The last line counts the keys and has the SHA-256 of all bytes before it. `schema` is the one of keys and bytes
-(`buffer.connection`), `version` the one of this format; either unknown is refused.
+(`buffer.connection`), `version` the one of this format; either unknown is refused, a schema that is taken over is not.
 
 Always true: an exported state stood in Redis at one moment; an import writes into a run that isn't there or whose own
 import was cut short, and nobody can open that run before the import is whole.
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 from redis.asyncio import Redis
 from redis.exceptions import WatchError
 
-from buffer.connection import SCHEMA_VERSION
+from buffer.connection import SCHEMA_VERSION, TAKEN_OVER
 from buffer.keys import RUN_KEYS
 from buffer.scripts import Arg, Store
 from protocol.errors import ConflictError, DataError, NotFoundError
@@ -169,10 +169,10 @@ def _check_file(file: BinaryIO) -> int:
     header = next(_lines(file), {})
     if header.get("format") != FORMAT:
         raise DataError("this is no exported buffer: give a file that `april buffer export` wrote")
-    for name, known in (("version", VERSION), ("schema", SCHEMA_VERSION)):
-        if header.get(name) != known:
+    for name, known in (("version", {VERSION}), ("schema", {SCHEMA_VERSION, TAKEN_OVER})):
+        if header.get(name) not in known:
             raise DataError(
-                f"the file has {name} {header.get(name)}, this release reads {known}: use the release that wrote it"
+                f"the file has {name} {header.get(name)}, this release reads {max(known)}: use the one that wrote it"
             )
     file.seek(0)
     for line in file:

@@ -59,6 +59,7 @@ def stats(run_toml: Path, overrides: tuple[str, ...], json_file: Path | None) ->
             "policy": {"active": snapshot.active_version, "newest": snapshot.newest_version},
             "epochs": {"service": snapshot.service_epoch, "trainer": snapshot.trainer_epoch},
             "held": {"groups": snapshot.held_groups, "bytes": snapshot.held_bytes},
+            "pool": snapshot.pool.model_dump(mode="json") | {"error": snapshot.pool.error},
             "counters": dict(sorted(snapshot.counters.items())),
         }
         _print_facts(facts)

@@ -12,6 +12,7 @@ from deploy.console import configure_logging, run_reporting_errors
 from deploy.data_commands import data_group
 from deploy.from_verl import from_verl
 from deploy.toml import toml_text
+from deploy.tuning_commands import calibrate, simulate, trace_group, tune
 from protocol.settings import RunSettings, dump_settings, iter_fields, load_settings
 
 OVERRIDES: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
@@ -129,6 +130,10 @@ def doctor(run_toml: Path, overrides: tuple[str, ...], json_file: Path | None, s
 main.add_command(buffer_group)
 main.add_command(data_group)
 main.add_command(from_verl)
+main.add_command(simulate)
+main.add_command(tune)
+main.add_command(calibrate)
+main.add_command(trace_group)
 
 
 def _dry(settings: RunSettings, dry_run: bool) -> bool:

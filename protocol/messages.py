@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
+from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
 
 TRAINER_EPOCH_HEADER = "April-Trainer-Epoch"
 BATCH_SHA256_HEADER = "April-Batch-SHA256"
@@ -115,6 +115,34 @@ class Ledger(Message):
         return self.admitted - (self.open + self.ready + self.leased + self.consumed + self.dropped)
 
 
+class PoolLedger(Message):
+    """Samples that their groups were READY without. `error` = entered - (pooled + continued + expired); it must be 0.
+
+    `num_bytes`: what the pooled ones hold, counted against `buffer.max_pool_bytes`.
+    """
+
+    entered: int = 0
+    pooled: int = 0
+    continued: int = 0
+    expired: dict[ExpiryReason, int] = Field(default_factory=lambda: dict.fromkeys(ExpiryReason, 0))
+    num_bytes: int = 0
+
+    @property
+    def error(self) -> int:
+        """Samples that are nowhere or in two places."""
+        return self.entered - (self.pooled + self.continued + sum(self.expired.values()))
+
+
+class LengthBias(Message):
+    """Mean tokens in groups with `samples_ratio` > 1: of the samples that made the group, and of all that were started.
+
+    The second is a lower bound, since those that left their group had not finished.
+    """
+
+    trained_tokens: float
+    started_tokens: float
+
+
 class RoundStatus(Message):
     """The round that runs now."""
 
@@ -136,6 +164,15 @@ class EngineStatus(Message):
     alive: bool
     tokens_generated: int
     num_restarts: int = 0
+
+
+class AutotuneStatus(Message):
+    """The controller of the ratio: what it may do, the ratio it wants, why, and what it measured (averages)."""
+
+    mode: Literal["off", "shadow", "on"]
+    ratio: float | None = None
+    reason: str | None = None
+    measured: dict[str, float] = Field(default_factory=dict)
 
 
 class Status(Message):
@@ -167,13 +204,19 @@ class Status(Message):
     trainer_metrics: dict[str, float]
     num_train_prompts: int
     redis_pid: int | None
+    autotune: AutotuneStatus = Field(default_factory=lambda: AutotuneStatus(mode="off"))
+    pool: PoolLedger = Field(default_factory=PoolLedger)
+    pool_error: int = 0
+    length_bias: LengthBias | None = None
 
 
 class LiveSettings(Message):
     """What may change while the service runs; a field that is left out stays."""
 
     ratio: float | None = Field(default=None, ge=1, le=1000)
+    samples_ratio: float | None = Field(default=None, ge=1, le=1000)
     lookahead: int | None = Field(default=None, ge=0, le=1000)
+    autotune: Literal["off", "shadow", "on"] | None = None
 
 
 class SettingsChange(Message):
@@ -190,6 +233,8 @@ class SettingsView(Message):
     ratio: float
     lookahead: int
     max_lag: int
+    samples_ratio: float = 1.0
+    autotune: Literal["off", "shadow", "on"] = "off"
     audit: list[SettingsChange]
 
 
@@ -292,6 +337,7 @@ class SampleView(Message):
     reward_parts: dict[str, float]
     segments: list[SegmentView]
     text: str | None
+    continued_from: str | None = None
 
 
 class GroupView(Message):

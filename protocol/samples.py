@@ -17,6 +17,7 @@ Tokens = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
+MAX_GROUP_SAMPLES = 999  # what fits into the three digits of a sample's index
 NO_TOKENS: Tokens = np.zeros(0, np.int32)
 NO_LOGPROBS: Logprobs = np.zeros(0, np.float32)
 
@@ -93,7 +94,10 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response with its whole provenance, as read from the buffer."""
+    """One response with its whole provenance, as read from the buffer.
+
+    `continued_from`: the id under which a group of an earlier epoch started it, if that group was READY without it.
+    """
 
     sample_id: str
     group_id: str
@@ -106,6 +110,7 @@ class Sample:
     reward: Reward | None = None
     fail_reason: FailReason | None = None
     error: str | None = None
+    continued_from: str | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -2,7 +2,8 @@
 
 Always true: a transition that is not in `SAMPLE_TRANSITIONS` or `GROUP_TRANSITIONS` is refused, by the in-memory twin
 through these tables and by the Lua scripts that are tested against them. A group's state follows from its samples'
-states until it is READY; from then on delivery moves it.
+states until it is READY; from then on delivery moves it. A POOLED sample is in no group: it belongs to its prompt, and
+goes on, under a new id, as a sample of a later group of that prompt.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ class SampleState(StrEnum):
     FINISHED = "finished"
     SCORED = "scored"
     FAILED = "failed"
+    POOLED = "pooled"
 
 
 class GroupState(StrEnum):
@@ -61,13 +63,22 @@ class DropReason(StrEnum):
     OPERATOR = "operator"
 
 
+class ExpiryReason(StrEnum):
+    """Why a POOLED sample is given up; a label of metrics, so the set is closed."""
+
+    EMPTY = "empty"
+    STALE = "stale"
+    FULL = "full"
+
+
 SAMPLE_TRANSITIONS: Mapping[SampleState, frozenset[SampleState]] = {
-    SampleState.QUEUED: frozenset({SampleState.RUNNING}),
-    SampleState.RUNNING: frozenset({SampleState.PARKED, SampleState.FINISHED, SampleState.FAILED}),
-    SampleState.PARKED: frozenset({SampleState.RUNNING}),
-    SampleState.FINISHED: frozenset({SampleState.SCORED, SampleState.FAILED}),
+    SampleState.QUEUED: frozenset({SampleState.RUNNING, SampleState.POOLED}),
+    SampleState.RUNNING: frozenset({SampleState.PARKED, SampleState.FINISHED, SampleState.FAILED, SampleState.POOLED}),
+    SampleState.PARKED: frozenset({SampleState.RUNNING, SampleState.POOLED}),
+    SampleState.FINISHED: frozenset({SampleState.SCORED, SampleState.FAILED, SampleState.POOLED}),
     SampleState.SCORED: frozenset(),
     SampleState.FAILED: frozenset(),
+    SampleState.POOLED: frozenset({SampleState.PARKED, SampleState.FINISHED}),
 }
 
 GROUP_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {

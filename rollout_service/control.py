@@ -9,8 +9,9 @@ import time
 from buffer.interface import ContinuationBuffer
 from protocol.errors import ConflictError, SettingsError
 from protocol.messages import LiveSettings, SettingsChange, SettingsView
-from protocol.settings import smallest_max_lag
-from protocol.settings.rollout import RolloutSettings
+from protocol.samples import MAX_GROUP_SAMPLES
+from protocol.settings import smallest_max_lag, started_samples
+from protocol.settings.rollout import AutotuneMode, RolloutSettings
 from rollout_service.events import Changed, Mailbox
 
 
@@ -21,8 +22,11 @@ class Control:
         self._buffer = buffer
         self._mailbox = mailbox
         self.ratio = rollout.ratio
+        self.samples_ratio = rollout.samples_ratio
         self.lookahead = rollout.lookahead
         self.max_lag = rollout.max_lag
+        self.group_samples = rollout.n
+        self.autotune = rollout.autotune
         self.paused = False
         self.draining = False
 
@@ -49,9 +53,16 @@ class Control:
         self._mailbox.post(Changed())
 
     async def change(self, wanted: LiveSettings, by: str) -> None:
-        """Change settings, with an audit record. Raises SettingsError if they could not keep `max_lag`."""
+        """Change settings, with an audit record. Raises SettingsError for what can't be kept."""
+        samples_ratio = self.samples_ratio if wanted.samples_ratio is None else wanted.samples_ratio
+        if started_samples(self.group_samples, samples_ratio) > MAX_GROUP_SAMPLES:
+            raise SettingsError(
+                f"samples_ratio {samples_ratio:g} would start more than {MAX_GROUP_SAMPLES} samples of a prompt: "
+                "choose a smaller one"
+            )
         ratio = self.ratio if wanted.ratio is None else wanted.ratio
         lookahead = self.lookahead if wanted.lookahead is None else wanted.lookahead
+        autotune = self.autotune if wanted.autotune is None else AutotuneMode(wanted.autotune)
         needed = smallest_max_lag(ratio, lookahead)
         if needed > self.max_lag:
             raise SettingsError(
@@ -60,19 +71,33 @@ class Control:
             )
         changes = {
             name: (old, new)
-            for name, old, new in (("ratio", self.ratio, ratio), ("lookahead", self.lookahead, lookahead))
+            for name, old, new in (
+                ("ratio", self.ratio, ratio),
+                ("samples_ratio", self.samples_ratio, samples_ratio),
+                ("lookahead", self.lookahead, lookahead),
+                ("autotune", self.autotune.value, autotune.value),
+            )
             if old != new
         }
         if changes:
             await self._buffer.record_change(SettingsChange(at=time.time(), changes=changes, by=by))
-        self.ratio, self.lookahead = ratio, lookahead
+        self.ratio, self.samples_ratio, self.lookahead = ratio, samples_ratio, lookahead
+        self.autotune = autotune
         self._mailbox.post(Changed())
+
+    async def tune(self, ratio: float, reason: str) -> None:
+        """Autotune changes the ratio."""
+        change = SettingsChange(at=time.time(), changes={"ratio": (self.ratio, ratio)}, by=f"autotune: {reason}")
+        await self._buffer.record_change(change)
+        self.ratio = ratio
 
     async def view(self) -> SettingsView:
         """Live settings in force and how they came about."""
         return SettingsView(
             ratio=self.ratio,
+            samples_ratio=self.samples_ratio,
             lookahead=self.lookahead,
             max_lag=self.max_lag,
+            autotune=self.autotune.value,
             audit=await self._buffer.changes(),
         )

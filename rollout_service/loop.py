@@ -13,16 +13,17 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from buffer.interface import CursorMove, NewGroup, SampleLease, Snapshot
-from buffer.keys import split_sample_id
+from buffer.interface import CursorMove, SampleLease, Snapshot
 from buffer.open import limits_of
-from protocol.errors import BufferFullError, FencedError, NotFoundError
+from protocol.errors import BufferFullError, FencedError
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import RoundStatus
 from protocol.samples import Prompt
-from protocol.states import DropReason, FailReason, GroupState
+from protocol.states import DropReason, FailReason, SampleState
+from rollout_service.autotune import Autotune
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
 from rollout_service.evaluation import Evaluations
@@ -37,7 +38,9 @@ from rollout_service.events import (
     SampleLost,
     SampleParked,
 )
+from rollout_service.failing import fail_waiting
 from rollout_service.policies import PolicyRegistry
+from rollout_service.pools import PooledSamples, begun_of, unscored_of, waiting_of
 from rollout_service.prompts.interface import START_CURSOR, PromptOrder
 from rollout_service.recovery import EngineRecovery
 from rollout_service.restore import restore
@@ -51,10 +54,12 @@ from rollout_service.scheduler.decisions import (
     Observation,
     OfferBatch,
     Park,
-    RoundLimits,
     Start,
 )
+from rollout_service.scheduler.limits import kv_tokens_of, limits_of_run
 from rollout_service.scheduler.rounds import Phase, RoundScheduler
+from rollout_service.starting import start_samples
+from rollout_service.tuning.live_forecast import LiveForecast
 from rollout_service.waiting import WaitingSamples
 
 log = logging.getLogger(__name__)
@@ -92,22 +97,16 @@ class RoundLoop:
         self._quarantined: set[str] = set()
         self._waiting = WaitingSamples()
         self._full_until_s = 0.0
-        self.scheduler = RoundScheduler(
-            RoundLimits(
-                batch_groups=settings.data.train_batch_size,
-                group_samples=settings.rollout.n,
-                ratio=settings.rollout.ratio,
-                lookahead=settings.rollout.lookahead,
-                max_lag=settings.rollout.max_lag,
-                max_sample_failures=settings.rollout.max_sample_failures,
-                cut=settings.rollout.cut,
-                on_install=settings.rollout.on_install,
-            )
-        )
+        self.scheduler = RoundScheduler(limits_of_run(settings))
+        self.autotune = Autotune(settings, control)
+        self._forecast = LiveForecast(settings.rollout.n, self._running, self._prompt_of, self._upcoming)
+        self._fail = partial(fail_waiting, parts, self.scheduler)
         self._recovery = EngineRecovery(parts, self.scheduler, self._running, self._spawn)
         self.snapshot: Snapshot | None = None
         self._service_epoch = service_epoch
         self._caps = limits_of(settings)
+        self._pools = PooledSamples(settings, parts.buffer)
+        self._kv_tokens = kv_tokens_of(settings)
 
     @property
     def num_running(self) -> int:
@@ -174,6 +173,8 @@ class RoundLoop:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._failure.done():
+            self._failure.exception()  # whoever ran the loop has seen it, or ends for another reason
 
     async def _next_events(self) -> list[Event]:
         take = asyncio.ensure_future(self._parts.mailbox.take())
@@ -186,14 +187,23 @@ class RoundLoop:
             take.cancel()
 
     async def _decide(self) -> None:
+        control = self._control
         self.scheduler.limits = replace(
-            self.scheduler.limits, ratio=self._control.ratio, lookahead=self._control.lookahead
+            self.scheduler.limits,
+            ratio=control.ratio,
+            samples_ratio=control.samples_ratio,
+            lookahead=control.lookahead,
         )
         while True:
             self.snapshot = await self._parts.buffer.snapshot()
             self._check_owner(self.snapshot)
+            await self._pools.clear(self.snapshot)
+            self._parts.trace.saw(self.snapshot, len(self._running), self._parts.pool.stats)
             await self._evaluations.version_is(self.snapshot.active_version)
-            decisions = self.scheduler.decide(self._observe(self.snapshot))
+            seen = self._observe(self.snapshot)
+            decisions = self.scheduler.decide(seen)
+            filling = self.scheduler.phase is Phase.FILLING
+            self.autotune.meter.saw(seen.now_s, len(self._running), seen.slots, filling)
             if not decisions:
                 return
             for decision in decisions:
@@ -224,14 +234,18 @@ class RoundLoop:
             pending_version=pending.version if pending else None,
             generation_allowed=self._control.generation_allowed,
             admission_room=self._admission_room(snapshot),
+            kv_tokens=self._kv_tokens,
+            forecast=self._forecast,
+            num_pooled=snapshot.samples.get(SampleState.POOLED, 0),
         )
 
     def _admission_room(self, snapshot: Snapshot) -> int:
         if time.monotonic() < self._full_until_s:
             return 0
-        return self._caps.room(snapshot, self.scheduler.limits.group_samples)
+        return self._caps.room(snapshot, self.scheduler.limits.started_samples)
 
     def _apply(self, event: Event) -> None:
+        self._parts.trace.happened(event)
         match event:
             case SampleParked(sample_id):
                 self._set_aside(sample_id)
@@ -240,6 +254,7 @@ class RoundLoop:
                 self._set_aside(sample_id)
                 self.scheduler.lost(sample_id)
             case SampleEnded(sample_id):
+                self._forecast.finished(sample_id)
                 self._forget(sample_id)
                 self.scheduler.ended(sample_id)
             case LeasesExpired(sample_ids, worn_out):
@@ -247,8 +262,10 @@ class RoundLoop:
                 self._leases_expired(sample_ids)
             case GroupClosed(group_id, ready):
                 self._prompt_of.pop(group_id, None)
-                self._waiting.discard(self.scheduler.table.sample_ids(group_id))
-                self._end_of_group += [] if ready else self._requests_of(group_id)
+                sample_ids = self.scheduler.table.sample_ids(group_id)
+                self._waiting.discard(sample_ids)
+                self._forecast.closed(sample_ids)
+                self._end_of_group += [self._running[s][0].request_id for s in sample_ids if s in self._running]
                 self.scheduler.closed(group_id, ready)
             case InstallEnded():
                 self.scheduler.installed()
@@ -257,9 +274,15 @@ class RoundLoop:
             case Changed():
                 pass
 
+    def _upcoming(self, count: int) -> list[Prompt]:
+        assert self.snapshot is not None, "decisions follow a snapshot"
+        return self._prompts.take(self.snapshot.cursor or START_CURSOR, count)[0]
+
     def _set_aside(self, sample_id: str) -> None:
+        if self.scheduler.table.group_ids([sample_id]):  # else its group is closed, and nothing waits for it
+            self._forecast.parked(sample_id)
+            self._waiting.add(sample_id, time.monotonic())
         self._forget(sample_id)
-        self._waiting.add(sample_id, time.monotonic())
 
     def _forget(self, sample_id: str) -> None:
         self._running.pop(sample_id, None)
@@ -274,11 +297,13 @@ class RoundLoop:
                 self.scheduler.parked(sample_id)
 
     async def _carry_out(self, decision: Decision) -> None:
+        self._parts.trace.decided(decision)
         match decision:
             case BeginRound(number, target):
                 log.info("round %d: filling the batch, %d groups in flight at most", number, target)
-            case Admit(num_groups):
-                await self._admit(num_groups)
+                self._forecast.new_round()
+            case Admit(num_groups, oldest_version):
+                await self._admit(num_groups, oldest_version)
             case Start(sample_ids):
                 await self._start(sample_ids)
             case Park(sample_ids, _):
@@ -293,13 +318,14 @@ class RoundLoop:
                 await self._parts.buffer.offer(self.scheduler.limits.batch_groups)
                 self.scheduler.offered()
                 await self._delivery.batch_offered()
+                await self.autotune.round_ended(self.snapshot, self._parts.pool.stats())
                 log.info("round %d: batch offered", number)
 
-    async def _admit(self, num_groups: int) -> None:
+    async def _admit(self, num_groups: int, oldest_version: int) -> None:
         assert self.snapshot is not None, "decisions follow a snapshot"
         cursor = self.snapshot.cursor
         prompts, after = self._prompts.take(cursor or START_CURSOR, num_groups)
-        groups = [NewGroup(prompt, self.scheduler.limits.group_samples) for prompt in prompts]
+        groups = self._pools.new_groups(prompts, self.scheduler.limits, oldest_version)
         version = self.snapshot.active_version
         try:
             admitted = await self._parts.buffer.admit(groups, version, CursorMove(cursor, after))
@@ -308,10 +334,14 @@ class RoundLoop:
             self._full_until_s = time.monotonic() + WATCH_INTERVAL_S
             self.scheduler.not_admitted(num_groups)
             return
+        self._parts.trace.admitted(group.group_id for group in admitted)
+        self._forecast.restored(begun_of(admitted))
         for group in admitted:
             self._prompt_of[group.group_id] = group.prompt
-            samples = [(s.sample_id, s.index) for s in group.samples]
-            self.scheduler.admitted(group.group_id, group.seq, samples)
+            outlook, age = self._forecast.outlook(group.prompt), self._pools.age_of(group)
+            self.scheduler.admitted(group.group_id, group.seq, waiting_of(group), outlook, age)
+            for sample in unscored_of(group):
+                self._spawn(score_sample(self._parts, sample.sample_id, group.prompt))
             if group.prompt.prompt_id in self._quarantined:
                 await self._parts.buffer.drop(group.group_id, DropReason.QUARANTINED)
                 self._parts.mailbox.post(GroupClosed(group.group_id, ready=False))
@@ -322,43 +352,16 @@ class RoundLoop:
         log.error("the prompt %s kills engines, the last time alone: no engine is given it any more", prompt_id)
         await self._fail(sample_ids, FailReason.ENGINE_DIED, "engines die of this prompt")
 
-    async def _fail(self, sample_ids: Sequence[str], reason: FailReason, text: str) -> None:
-        """Samples that wait become FAILED; only a running sample may, so they are started for it."""
-        parts, min_scored = self._parts, self._parts.settings.rollout.min_group_samples
-        for sample_id in sample_ids:
-            try:
-                await parts.buffer.start([sample_id], parts.owner, parts.settings.buffer.sample_lease_s)
-                state = await parts.buffer.fail(sample_id, reason, text, min_scored)
-            except NotFoundError:
-                continue  # its group was dropped with the one before
-            self.scheduler.ended(sample_id)
-            if state in (GroupState.READY, GroupState.DROPPED):
-                parts.mailbox.post(GroupClosed(split_sample_id(sample_id)[0], state is GroupState.READY))
-
     async def _start(self, sample_ids: tuple[str, ...]) -> None:
-        lease_s = self._parts.settings.buffer.sample_lease_s
-        try:
-            leases = await self._parts.buffer.start(sample_ids, self._parts.owner, lease_s)
-        except NotFoundError:
-            await self._start_those_left(sample_ids)
-            return
+        started = await start_samples(self._parts, sample_ids)
         self._waiting.discard(sample_ids)
-        samples = await self._parts.buffer.samples(sample_ids)
-        for lease, sample in zip(leases, samples, strict=True):
+        for gone in set(sample_ids).difference(lease.sample_id for lease, _ in started):
+            self.scheduler.ended(gone)
+        for lease, sample in started:
             runner = SampleRunner(self._parts, lease, sample, self._prompt_of[sample.group_id])
             self._running[sample.sample_id] = (runner, lease)
+            self.autotune.meter.started(runner.num_prefilled)
             self._spawn(runner.run())
-
-    async def _start_those_left(self, sample_ids: tuple[str, ...]) -> None:
-        """A group was dropped after the decision: start the others one by one."""
-        if len(sample_ids) == 1:
-            self.scheduler.ended(sample_ids[0])
-            return
-        for sample_id in sample_ids:
-            await self._start((sample_id,))
-
-    def _requests_of(self, group_id: str) -> list[str]:
-        return [runner.request_id for runner, _ in self._running.values() if runner.group_id == group_id]
 
     async def _park(self, sample_ids: tuple[str, ...]) -> None:
         await self._parts.pool.abort([self._running[s][0].request_id for s in sample_ids if s in self._running])
@@ -389,5 +392,6 @@ class RoundLoop:
         self._prompt_of.update(found.prompt_of)
         aside = [(s.sample_id, s.aside_s) for s in found.waiting if s.aside_s is not None]
         self._waiting.restore(aside, time.monotonic())
+        self._forecast.restored((s.sample_id, s.num_tokens) for s in found.waiting)
         for sample in found.unscored:
             self._spawn(score_sample(self._parts, sample.sample_id, self._prompt_of[sample.group_id]))

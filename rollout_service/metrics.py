@@ -55,7 +55,36 @@ class StatusCollector(Collector):
         for name, count in status.counters.items():
             if ":" not in name:
                 yield CounterMetricFamily(f"april_{name}", f"Count of {name.replace('_', ' ')}.", value=count)
+        yield from _pool(status)
         yield from _engines(status)
+
+
+def _pool(status: Status) -> Iterator[Metric]:
+    pool = status.pool
+    samples = CounterMetricFamily(
+        "april_pool_samples", "Samples that their groups were ready without, by what became of them.", labels=["what"]
+    )
+    samples.add_metric(["entered"], pool.entered)
+    samples.add_metric(["continued"], pool.continued)
+    for reason, count in pool.expired.items():
+        samples.add_metric([f"expired_{reason.value}"], count)
+    yield samples
+    yield GaugeMetricFamily("april_pool_bytes", "Bytes of pooled samples.", value=pool.num_bytes)
+    yield GaugeMetricFamily(
+        "april_pool_ledger_error", "Pooled samples that are nowhere or in two places; must be 0.", value=pool.error
+    )
+    yield GaugeMetricFamily(
+        "april_samples_ratio", "Samples started for each that a group wants.", value=status.settings["samples_ratio"]
+    )
+    if status.length_bias is not None:
+        tokens = GaugeMetricFamily(
+            "april_raced_mean_tokens",
+            "Mean tokens in groups that start more samples than they want: of the trained, at least of the started.",
+            labels=["samples"],
+        )
+        tokens.add_metric(["trained"], status.length_bias.trained_tokens)
+        tokens.add_metric(["started"], status.length_bias.started_tokens)
+        yield tokens
 
 
 def _engines(status: Status) -> Iterator[Metric]:

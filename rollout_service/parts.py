@@ -34,6 +34,7 @@ from rollout_service.prompts.order import build_order
 from rollout_service.rewards.build import build_scorer
 from rollout_service.rewards.labels import check_labels
 from rollout_service.samples import Decode, SampleParts
+from rollout_service.tuning.trace_open import open_trace
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
         scorer = build_scorer(settings)
         stack.push_async_callback(scorer.close)
         await scorer.start()
+        trace = open_trace(settings, service_epoch)
+        stack.callback(trace.close)
         pool = build_pool(settings)
         stack.push_async_callback(pool.close)
         await pool.start()
@@ -92,6 +95,7 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
             mailbox=mailbox,
             decode=_decoder(tokenizer),
             stop_token_ids=_stop_token_ids(settings),
+            trace=trace,
         )
         parts = assemble_parts(settings, sample_parts, redis, prompts, service_epoch)
         await parts.policies.restore()

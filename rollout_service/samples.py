@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from protocol.errors import EngineDeadError, EngineError, FencedError, NotFoundE
 from protocol.failpoints import Failpoint, failpoint
 from protocol.samples import Prompt, Sample, Segment
 from protocol.settings import RunSettings
-from protocol.states import FinishReason, GroupState
+from protocol.states import FailReason, FinishReason, GroupState, SampleState
 from rollout_service.engines.interface import Chunk, GenerationRequest, SamplingParameters, StreamEnd
 from rollout_service.engines.pool import EnginePool
 from rollout_service.events import (
@@ -35,6 +35,7 @@ from rollout_service.events import (
 )
 from rollout_service.rewards.interface import Scorer, ScoringError, ScoringTask
 from rollout_service.seeds import segment_seed
+from rollout_service.tuning.trace_recorder import TraceRecorder
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class SampleParts:
     mailbox: Mailbox
     decode: Decode
     stop_token_ids: frozenset[int]
+    trace: TraceRecorder = field(default_factory=TraceRecorder)
 
 
 class _Unwritten:
@@ -104,9 +106,21 @@ class SampleRunner:
         self.group_id = sample.group_id
         self.worker: str | None = None
         self.generated = asyncio.Event()
+        self._trace = parts.trace.attempt(sample.sample_id, lease.attempt, prompt, sample.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens that the engine has delivered, those of earlier attempts included."""
+        return self._unwritten.end
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens that a resumed sample had prefilled again: prompt and response so far; 0 at a first start."""
+        return len(self._prompt.token_ids) + self._sample.num_tokens if self._sample.num_tokens else 0
 
     async def run(self) -> None:
         """Generate, then score. Posts what became of the sample; raises only what should end the service."""
+        finished = None
         try:
             finished = await self._generate()
         except (FencedError, NotFoundError) as error:
@@ -114,6 +128,7 @@ class SampleRunner:
             self._parts.mailbox.post(SampleParked(self._sample.sample_id))
             return
         finally:
+            self._trace.ended(finished)
             self.generated.set()
         if finished is not None:
             self._parts.mailbox.post(SampleEnded(self._sample.sample_id))
@@ -133,6 +148,7 @@ class SampleRunner:
         if reason is None:
             failpoint(Failpoint.MID_PARK)
             await self._parts.buffer.park(self._lease, last)
+            self._trace.parked = True
             failpoint(Failpoint.MID_CUT)
             self._parts.mailbox.post(SampleParked(self._sample.sample_id))
             return None
@@ -149,10 +165,11 @@ class SampleRunner:
         interval_s = self._parts.settings.rollout.checkpoint_interval_s
         written_s = time.monotonic()
         request = self._request()
-        self.worker = self._parts.pool.assign(self.request_id)
+        self.worker = self._trace.worker = self._parts.pool.assign(self.request_id)
         async for chunk in self._parts.pool.generate(request):
             self._check_budget(chunk)
             self._unwritten.add(chunk)
+            self._trace.wrote(len(chunk.tokens), chunk.version)
             if chunk.end is not None:
                 return chunk.end
             if time.monotonic() - written_s >= interval_s:
@@ -185,6 +202,8 @@ class SampleRunner:
         state = await self._parts.buffer.record_failure(self._lease, _encodable(error), limit)
         log.warning("sample %s failed in the engine: %s", self._sample.sample_id, error)
         mailbox, sample_id = self._parts.mailbox, self._sample.sample_id
+        if state is not None:
+            self._parts.trace.scored(sample_id, None, FailReason.ENGINE_ERROR.value)
         mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
         if state in (GroupState.READY, GroupState.DROPPED):
             mailbox.post(GroupClosed(self._sample.group_id, state is GroupState.READY))
@@ -241,6 +260,8 @@ async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> No
 
 async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
     (sample,) = await parts.buffer.samples([sample_id])
+    if sample.state is SampleState.POOLED:
+        return  # its group was READY without it; it is scored when it goes on in another
     assert sample.finish_reason is not None, "only finished samples are scored"
     min_scored = parts.settings.rollout.min_group_samples
     try:
@@ -249,8 +270,10 @@ async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
     except ScoringError as error:
         log.warning("sample %s could not be scored: %s", sample_id, error)
         state = await parts.buffer.fail(sample_id, error.reason, _encodable(error), min_scored)
+        parts.trace.scored(sample_id, None, error.reason.value)
     else:
         state = await parts.buffer.score(sample_id, reward, min_scored)
+        parts.trace.scored(sample_id, reward.value)
     if state in (GroupState.READY, GroupState.DROPPED):
         parts.mailbox.post(GroupClosed(sample.group_id, state is GroupState.READY))
 

@@ -11,6 +11,7 @@ from protocol.errors import UnavailableError
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
 from rollout_service.parts import ServiceParts
+from rollout_service.pools import length_bias
 
 EVENT_INTERVAL_S = 1.0  # people read it; faster costs the loop and shows nothing more
 
@@ -23,7 +24,17 @@ class StatusBoard:
         self._started_s = time.monotonic()
         self.trainer_connected = False
         self.stopping = False
-        self.trainer_metrics: dict[str, float] = {}
+        self._trainer_metrics: dict[str, float] = {}
+
+    @property
+    def trainer_metrics(self) -> dict[str, float]:
+        """Metrics of the last step that the trainer reported."""
+        return self._trainer_metrics
+
+    @trainer_metrics.setter
+    def trainer_metrics(self, metrics: dict[str, float]) -> None:
+        self._trainer_metrics = metrics
+        self._parts.loop.autotune.trainer_reported(metrics)
 
     async def make(self) -> Status:
         """The state now."""
@@ -57,6 +68,10 @@ class StatusBoard:
             trainer_metrics=self.trainer_metrics,
             num_train_prompts=parts.num_train_prompts,
             redis_pid=parts.redis.pid if parts.redis else None,
+            autotune=parts.loop.autotune.status(),
+            pool=snapshot.pool,
+            pool_error=snapshot.pool.error,
+            length_bias=length_bias(snapshot.counters),
         )
 
     async def events(self) -> AsyncIterator[str]:
@@ -89,6 +104,7 @@ class StatusBoard:
             "n": rollout.n,
             "train_batch_size": self._parts.settings.data.train_batch_size,
             "ratio": control.ratio,
+            "samples_ratio": control.samples_ratio,
             "lookahead": control.lookahead,
             "max_lag": control.max_lag,
         }

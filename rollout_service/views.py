@@ -71,4 +71,5 @@ def _view_sample(sample: Sample, decode: Callable[[Sequence[int]], str]) -> Samp
             for s in sample.segments
         ],
         text=decode(sample.tokens.tolist()) if sample.num_tokens else None,
+        continued_from=sample.continued_from,
     )

@@ -7,12 +7,17 @@ local piece = {start = tonumber(ARGV[5]), version = tonumber(ARGV[6]), count = t
 local stop = superseded_service(ARGV[1]) or lost_lease(sample, ARGV[2], ARGV[3], ARGV[4])
 if stop then return stop end
 local state, again = redis.call('HGET', sample, 'state'), repeated(sample, tokens, piece)
-local finished = state == 'finished' and redis.call('HGET', sample, 'finish_reason') == ARGV[9]
+local ended, pooled = state == 'finished' or state == 'pooled', takes_last(sample, state)
+local finished = ended and redis.call('HGET', sample, 'finish_reason') == ARGV[9]
 if finished and (again or piece.count == 0) then return {'ok'} end
-if state ~= 'running' then return no_transition('sample', ARGV[2], state, 'finished') end
+if state ~= 'running' and not pooled then return no_transition('sample', ARGV[2], state, 'finished') end
 stop = not again and misfit(sample, ARGV[2], piece)
 if stop then return stop end
-if not again then extend(sample, tokens, group, piece) end
+if pooled then
+  if not again then extend_pooled(sample, tokens, ARGV[2], piece) end
+else
+  if not again then extend(sample, tokens, group, piece) end
+  move(sample, ARGV[2], 'finished')
+end
 redis.call('HSET', sample, 'finish_reason', ARGV[9])
-move(sample, ARGV[2], 'finished')
 return {'ok'}

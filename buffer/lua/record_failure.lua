@@ -13,6 +13,7 @@ end
 stop = stop or lost_lease(sample, id, ARGV[6], attempt)
 if stop then return stop end
 local state = redis.call('HGET', sample, 'state')
+if state == 'pooled' then return {'ok', ''} end -- it is in no group that could go on without it
 if state ~= 'running' then return no_transition('sample', id, state, 'failed') end
 local failures = redis.call('HINCRBY', sample, 'failures', 1)
 redis.call('HSET', sample, 'error', ARGV[8], 'failed_attempt', attempt)

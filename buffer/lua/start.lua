@@ -8,7 +8,9 @@ if stop then return stop end
 local now, reply = now_ms(), {'ok'}
 for i = 5, #ARGV do
   local state = redis.call('HGET', KEYS[OWN + i - 4], 'state')
-  if not state then return refuse('missing', 'there is no sample ' .. ARGV[i] .. ': list the open samples again') end
+  if not state or state == 'pooled' then
+    return refuse('missing', 'there is no sample ' .. ARGV[i] .. ': list the open samples again')
+  end
   if state ~= 'queued' and state ~= 'parked' and not expired(ARGV[i], now) then
     return no_transition('sample', ARGV[i], state, 'running')
   end

@@ -1,7 +1,7 @@
 """All settings of both processes."""
 
 from protocol.settings.load import check_keys, dump_settings, iter_fields, load_settings
-from protocol.settings.run import LOOPBACK_HOSTS, RunSettings, smallest_max_lag
+from protocol.settings.run import LOOPBACK_HOSTS, RunSettings, smallest_max_lag, started_samples
 
 __all__ = [
     "LOOPBACK_HOSTS",
@@ -11,4 +11,5 @@ __all__ = [
     "iter_fields",
     "load_settings",
     "smallest_max_lag",
+    "started_samples",
 ]

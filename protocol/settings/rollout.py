@@ -17,6 +17,31 @@ class Cut(StrEnum):
     CONTINUE = "continue"
 
 
+class Admission(StrEnum):
+    """How many groups a round starts."""
+
+    FIXED = "fixed"
+    REFILL = "refill"
+    BUDGET = "budget"
+    TAPER = "taper"
+
+
+class RoundOrder(StrEnum):
+    """Which of the waiting samples with equally old tokens runs first."""
+
+    FIFO = "fifo"
+    FEWEST_OPEN = "fewest_open_groups"
+    LONGEST_FIRST = "longest_first"
+
+
+class AutotuneMode(StrEnum):
+    """What the controller of the ratio may do."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ON = "on"
+
+
 class OnInstall(StrEnum):
     """What happens to running samples when a policy version is installed."""
 
@@ -37,8 +62,31 @@ class RolloutSettings(Section):
 
     n: int = Field(default=8, ge=1)
     """Samples of a prompt (the group that the advantage is computed over)."""
-    ratio: float = Field(default=2.0, ge=1.0, le=1000.0)
+    ratio: float = Field(default=1.25, ge=1.0, le=1000.0)
     """Over-provisioning N'/N, counted in groups. 1 starts only what the batch needs."""
+    samples_ratio: float = Field(default=1.0, ge=1.0, le=1000.0)
+    """Over-provisioning n'/n inside a group: of n' samples the first n that are scored make the group, the others go on
+    when their prompt comes up again. Above 1 it favours short responses (docs/samples_ratio.md)."""
+    allow_epoch_lag: bool = False
+    """I know that samples which go on in a later epoch have tokens older than `max_lag`; otherwise those start anew."""
+    admission: Admission = Admission.FIXED
+    """`fixed`: N' groups a round, what finishes is not replaced; `refill`: N' groups always in flight; `budget`: as
+    many as the engine has slots and KV room for; `taper`: of N' only those that are predicted to end
+    before the cut."""
+    order: RoundOrder = RoundOrder.LONGEST_FIRST
+    """Which waiting samples run first, after those with older tokens: `fifo`, `fewest_open_groups` (of the group that
+    lacks fewest), or `longest_first` (predicted from the prompt's history, else from its data source's)."""
+    autotune: AutotuneMode = AutotuneMode.OFF
+    """Once a round, `shadow` says which ratio it would set and why, `on` sets it."""
+    autotune_min_ratio: float = Field(default=1.0, ge=1.0, le=1000.0)
+    """Autotune goes no lower."""
+    autotune_max_ratio: float = Field(default=3.0, ge=1.0, le=1000.0)
+    """Autotune goes no higher, nor to where `max_lag` could not be kept."""
+    autotune_max_off_policy_share: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Autotune lowers the ratio while the trainer reports a larger `off_policy/token_share`; with a lookahead nearly
+    every token is off-policy whatever the ratio is, so this is for lookahead 0."""
+    autotune_min_ess: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Autotune lowers the ratio while the trainer reports a smaller `importance/ess`."""
     lookahead: int = Field(default=1, ge=0)
     """Batches that may be offered or leased but untrained when a round starts; 0 is the paper's synchronous form."""
     max_lag: int = Field(default=4, ge=0)

@@ -6,12 +6,19 @@ from pathlib import Path
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from protocol.samples import MAX_GROUP_SAMPLES
 from protocol.settings.algorithm import AlgorithmSettings
 from protocol.settings.algorithm_rules import check_algorithm
 from protocol.settings.base import Section
 from protocol.settings.data import DataSettings, RewardSettings
 from protocol.settings.rollout import EngineBackend, EngineSettings, EvaluationSettings, OnInstall, RolloutSettings
-from protocol.settings.service import BufferSettings, DeliverySettings, ServiceSettings, WeightsSettings
+from protocol.settings.service import (
+    BufferSettings,
+    DeliverySettings,
+    ServiceSettings,
+    TraceSettings,
+    WeightsSettings,
+)
 from protocol.settings.trainer import (
     ActorSettings,
     CriticSettings,
@@ -59,6 +66,7 @@ class RunSettings(BaseSettings):
     buffer: BufferSettings = Field(default_factory=BufferSettings)
     weights: WeightsSettings = Field(default_factory=WeightsSettings)
     delivery: DeliverySettings = Field(default_factory=DeliverySettings)
+    trace: TraceSettings = Field(default_factory=TraceSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     actor: ActorSettings = Field(default_factory=ActorSettings)
     critic: CriticSettings = Field(default_factory=CriticSettings)
@@ -104,12 +112,31 @@ class RunSettings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _check_samples_ratio(self) -> "RunSettings":
+        started = started_samples(self.rollout.n, self.rollout.samples_ratio)
+        if started > MAX_GROUP_SAMPLES:
+            raise ValueError(
+                f"rollout.n = {self.rollout.n} with rollout.samples_ratio = {self.rollout.samples_ratio:g} starts "
+                f"{started} samples of a prompt, the most is {MAX_GROUP_SAMPLES}: lower one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_lag(self) -> "RunSettings":
         smallest = smallest_max_lag(self.rollout.ratio, self.rollout.lookahead)
         if self.rollout.max_lag < smallest:
             raise ValueError(
                 f"rollout.ratio = {self.rollout.ratio:g} with rollout.lookahead = {self.rollout.lookahead} needs "
                 f"rollout.max_lag >= {smallest}: raise it, or lower the ratio or the lookahead"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_autotune(self) -> "RunSettings":
+        lowest, highest = self.rollout.autotune_min_ratio, self.rollout.autotune_max_ratio
+        if lowest > highest:
+            raise ValueError(
+                f"rollout.autotune_min_ratio = {lowest:g} is above rollout.autotune_max_ratio = {highest:g}: swap them"
             )
         return self
 
@@ -165,6 +192,11 @@ class RunSettings(BaseSettings):
                 "(APRIL_SERVICE__TOKEN) or bind 127.0.0.1"
             )
         return self
+
+
+def started_samples(num_samples: int, samples_ratio: float) -> int:
+    """n' = ceil(samples_ratio * n): samples of a prompt that are started."""
+    return math.ceil(samples_ratio * num_samples)
 
 
 def smallest_max_lag(ratio: float, lookahead: int) -> int:

@@ -88,6 +88,8 @@ class BufferSettings(Section):
     """Most groups that are admitted and not yet trained."""
     max_bytes: int = Field(default=0, ge=0)
     """Most bytes of tokens that groups not yet trained may need, at full response length; 0 is no cap."""
+    max_pool_bytes: int = Field(default=1 << 30, ge=0)
+    """Most bytes of samples that wait for their prompt to come up again (`rollout.samples_ratio`); the oldest go."""
 
     @model_validator(mode="after")
     def _check_address(self) -> "BufferSettings":

@@ -73,7 +73,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """State of one replica. `epoch` grows at every restart of the engine behind it."""
+    """State of one replica. `epoch` grows at every restart of the engine behind it.
+
+    `kv_use`: share of its KV cache that running requests hold; `num_preemptions`: requests that it had to set aside for
+    want of KV cache since it was started; None if the engine doesn't say.
+    """
 
     worker: str
     epoch: int
@@ -83,6 +87,8 @@ class EngineStats:
     alive: bool
     tokens_generated: int
     num_restarts: int
+    kv_use: float | None = None
+    num_preemptions: int | None = None
 
 
 class Engine(Protocol):

@@ -72,6 +72,8 @@ class VllmEngine:
             alive=self._process is not None and self._process.alive,
             tokens_generated=self._tokens_generated,
             num_restarts=self._num_restarts,
+            kv_use=self._process.kv.use if self._process is not None else None,
+            num_preemptions=self._process.kv.num_preemptions if self._process is not None else None,
         )
 
     # Life

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from protocol.errors import AprilError, EngineDeadError, EngineError
 from protocol.settings.run import RunSettings
 from rollout_service.engines.vllm_arguments import child_environment, engine_arguments, prepare_environment
+from rollout_service.engines.vllm_stats import KvStats, stat_logger
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,8 +28,9 @@ _starting = threading.Lock()
 class VllmProcess:
     """Owns an AsyncLLM and the processes behind it."""
 
-    def __init__(self, llm: "AsyncLLM", worker: str, on_cpu: bool) -> None:
+    def __init__(self, llm: "AsyncLLM", worker: str, on_cpu: bool, kv: KvStats) -> None:
         self.llm = llm
+        self.kv = kv
         self.on_cpu = on_cpu
         self._worker = worker
         self._stopped = False
@@ -57,8 +59,17 @@ class VllmProcess:
 
             try:
                 with child_environment(settings, on_cpu, bool(arguments["enforce_eager"])):
+                    kv = KvStats()
+                    loggers = [stat_logger(kv)]
                     # Not by way of a local name: frames of this call stay behind in vLLM and would keep the engine.
-                    started.append(cls(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), worker, on_cpu))
+                    started.append(
+                        cls(
+                            AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=loggers),
+                            worker,
+                            on_cpu,
+                            kv,
+                        )
+                    )
             except TypeError as error:
                 raise EngineError(f"vLLM does not know an argument in engine.extra: {error}") from error
             except Exception as error:

@@ -48,6 +48,28 @@ class Ages:
         while len(self._ready) > count:
             heapq.heappop(self._ready)
 
+    def oldest_admissible(
+        self, count: int, active: int, fill_version: int, max_lag: int, batch_groups: int, offered: int
+    ) -> int:
+        """The oldest token that `count` new groups may have, so that all groups can still be trained in time.
+
+        Groups whose oldest token is of u or older must fit into the batches up to that of u + max_lag. READY ones may
+        be in batches that are offered; those in flight, and new ones, only in those from f = `fill_version` on:
+
+            open(u) + count + max(0, ready(u) - N * offered) <= N * (u + max_lag - f + 1)
+
+        for every u from theirs on; where u is the active version, the admission bound has seen to it.
+        """
+        oldest = active
+        while oldest > 0:
+            older = oldest - 1
+            in_flight = sum(groups for version, groups in self._in_flight.items() if version <= older)
+            left_ready = max(0, sum(version <= older for version in self._ready) - batch_groups * offered)
+            if in_flight + count + left_ready > batch_groups * (older + max_lag - fill_version + 1):
+                break
+            oldest = older
+        return oldest
+
     def num_blocking(self, fill_version: int, max_lag: int, batch_groups: int, batches: int) -> int:
         """Groups in flight that must finish before the batch being filled may be offered."""
         if not self._in_flight:

@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-from protocol.settings.rollout import Cut, OnInstall
+from protocol.settings import started_samples
+from protocol.settings.rollout import Admission, Cut, OnInstall, RoundOrder
+from rollout_service.scheduler.admission import Forecast
 
 NO_CAP = 1 << 62  # more groups than any buffer holds
 
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """The user's numbers. N = `batch_groups`, n = `group_samples`, N' = ceil(ratio * N)."""
+    """The user's numbers. N = `batch_groups`, n = `group_samples`, N' = ceil(ratio * N), n' = `started_samples`."""
 
     batch_groups: int
     group_samples: int
@@ -19,6 +21,14 @@ class RoundLimits:
     max_sample_failures: int = 3
     cut: Cut = Cut.ABORT
     on_install: OnInstall = OnInstall.PARK
+    admission: Admission = Admission.FIXED
+    order: RoundOrder = RoundOrder.FIFO
+    samples_ratio: float = 1.0
+
+    @property
+    def started_samples(self) -> int:
+        """n' = ceil(samples_ratio * n): samples that a new group starts."""
+        return started_samples(self.group_samples, self.samples_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,8 @@ class Observation:
     ones included. `offered`: batches offered and not leased. `leased_untrained`: batches leased and not trained.
     `newest_version`/`newest_step`: the newest published policy and the step it comes after. `pending_version`: a
     published version that waits to be installed. `admission_room`: groups that the buffer's caps still admit.
+    `kv_tokens`: tokens that the engines' KV caches hold, 0 if not known. `forecast`: predicted lengths, for policies
+    that want them. `num_pooled`: samples that wait for their prompt to come up again.
     """
 
     now_s: float
@@ -44,6 +56,9 @@ class Observation:
     pending_version: int | None = None
     generation_allowed: bool = True
     admission_room: int = NO_CAP
+    kv_tokens: int = 0
+    forecast: Forecast | None = None
+    num_pooled: int = 0
 
     @property
     def outstanding(self) -> int:
@@ -79,9 +94,10 @@ class BeginRound:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Take this many new prompts into the buffer."""
+    """Take this many new prompts into the buffer; their pooled samples go on unless a token is older than this."""
 
     num_groups: int
+    oldest_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

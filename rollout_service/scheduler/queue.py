@@ -1,7 +1,8 @@
-"""The order in which waiting samples run.
+"""Waiting samples in the order in which they run.
 
-Always true: a waiting sample is in the queue once. Samples of the group with the oldest tokens come first, those of
-groups without a token last; ties go to the group admitted first. Each operation costs O(log n).
+Always true: a sample is in the queue once, under its newest key; those of groups with the oldest tokens come first,
+those of groups without a token last; among equally old ones the lower `rank` (`rollout.order`) comes first; ties go
+to the group admitted first. Each operation costs O(log n).
 """
 
 import heapq
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 NEVER = 1 << 62  # sorts behind every version
 
-_Key = tuple[int, int, int]  # oldest version, order of admission, index
+_Key = tuple[int, float, int, int]  # oldest version, rank, order of admission, index
 
 
 class ResumeQueue:
@@ -23,9 +24,9 @@ class ResumeQueue:
         """Waiting samples."""
         return len(self._keys)
 
-    def push(self, sample_id: str, oldest_version: int | None, group_seq: int, index: int) -> None:
+    def push(self, sample_id: str, oldest_version: int | None, rank: float, group_seq: int, index: int) -> None:
         """Add a sample, or change its place."""
-        key = (NEVER if oldest_version is None else oldest_version, group_seq, index)
+        key = (NEVER if oldest_version is None else oldest_version, rank, group_seq, index)
         if self._keys.get(sample_id) != key:
             self._keys[sample_id] = key
             heapq.heappush(self._heap, (key, sample_id))

@@ -15,8 +15,20 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from protocol.settings.rollout import Cut, OnInstall
+from protocol.settings.rollout import Admission, Cut, OnInstall, RoundOrder
+from rollout_service.scheduler.admission import (
+    EVENTS_A_FORECAST,
+    PROMPTS_A_LOOK,
+    UNKNOWN,
+    Demand,
+    Outlook,
+    fitting,
+    fixed,
+    refill,
+    tapered,
+)
 from rollout_service.scheduler.decisions import (
+    NO_CAP,
     Admit,
     BeginRound,
     Decision,
@@ -46,7 +58,7 @@ class RoundScheduler:
 
     def __init__(self, limits: RoundLimits) -> None:
         self.limits = limits
-        self.table = GroupTable()
+        self.table = GroupTable(limits.order)
         self.quarantine = Quarantine(limits.max_sample_failures)
         self.phase = Phase.IDLE
         self.round = 0
@@ -55,6 +67,8 @@ class RoundScheduler:
         self._parking: set[str] = set()
         self._admitting = 0
         self._installing: int | None = None
+        self._finish: list[float] = []  # of the groups in flight, as last forecast
+        self._forecast_age = 0  # events since then
 
     @property
     def installing(self) -> bool:
@@ -63,18 +77,32 @@ class RoundScheduler:
 
     # What came of decisions
 
-    def admitted(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]]) -> None:
-        """A group that was asked for is in the buffer."""
+    def admitted(
+        self,
+        group_id: str,
+        seq: int,
+        samples: Sequence[tuple[str, int]],
+        outlook: Outlook = UNKNOWN,
+        oldest_version: int | None = None,
+    ) -> None:
+        """A group that was asked for is in the buffer, with tokens of samples that go on in it if it has a version."""
         self._admitting -= 1
-        self.table.add(group_id, seq, samples, None)
+        self.table.add(group_id, seq, samples, oldest_version, outlook)
 
     def not_admitted(self, num_groups: int) -> None:
         """Groups that were asked for are not in the buffer, which had no room."""
         self._admitting -= num_groups
 
-    def restored(self, group_id: str, seq: int, samples: Sequence[tuple[str, int]], oldest_version: int | None) -> None:
+    def restored(
+        self,
+        group_id: str,
+        seq: int,
+        samples: Sequence[tuple[str, int]],
+        oldest_version: int | None,
+        outlook: Outlook = UNKNOWN,
+    ) -> None:
         """A group in flight that the buffer held when the service started."""
-        self.table.add(group_id, seq, samples, oldest_version)
+        self.table.add(group_id, seq, samples, oldest_version, outlook)
 
     def parked(self, sample_id: str) -> None:
         """A running sample is in the buffer again, and its engine lives."""
@@ -90,6 +118,7 @@ class RoundScheduler:
         """A sample finished or failed: its slot, if it had one, is free."""
         self._acquit(sample_id)
         self._parking.discard(sample_id)
+        self._forecast_age += 1
         self.table.end(sample_id)
 
     def engine_died(self, sample_ids: Iterable[str]) -> None:
@@ -160,6 +189,8 @@ class RoundScheduler:
             return self._wait(*waits)
         self.phase, self.round = Phase.FILLING, seen.last_leased_step + seen.offered + 1
         self.round_started_s = seen.now_s
+        self._finish = []
+        self.table.new_round()
         begun: list[Decision] = [BeginRound(self.round, self.target_groups())]
         return begun + self.decide(seen)
 
@@ -221,17 +252,35 @@ class RoundScheduler:
 
     def _fill(self, seen: Observation) -> list[Decision]:
         decisions: list[Decision] = self._give_up()
-        free = seen.slots - len(self.table.running)
+        free = self._free(seen)
         started = self._take(free, seen.active_version)
         if started:
             decisions.append(Start(started))
-        free -= len(started) + self._admitting * self.limits.group_samples
-        wanted = min(math.ceil(free / self.limits.group_samples), self._admissible(seen))
-        if free > 0 and wanted > 0:
+        free -= len(started) + self._admitting * self.limits.started_samples
+        wanted = self._wanted(free, seen)
+        if wanted > 0:
             self._admitting += wanted
-            decisions.append(Admit(wanted))
+            decisions.append(Admit(wanted, self._oldest_admissible(seen)))
         self.waits = self._fill_waits(seen)
         return decisions
+
+    def _free(self, seen: Observation) -> int:
+        """Samples that may start: by slots, and with `budget` by room in the KV cache too."""
+        table = self.table
+        free = seen.slots - len(table.running)
+        if self.limits.admission is not Admission.BUDGET:
+            return free
+        room = fitting(seen.kv_tokens, table.running_context, table.mean_context)
+        least = 0 if table.running else 1  # a sample that is larger than the cache is the engine's to refuse
+        return free if room is None else min(free, max(room, least))
+
+    def _wanted(self, free: int, seen: Observation) -> int:
+        """New groups to ask for: what the slots can take, or the whole round if the longest are to be found in it."""
+        whole_round = self.limits.order is RoundOrder.LONGEST_FIRST and self.limits.admission is Admission.FIXED
+        if free <= 0 and not whole_round:
+            return 0
+        by_slots = NO_CAP if whole_round else math.ceil(free / self.limits.started_samples)
+        return self._admissible(seen, by_slots)
 
     def _take(self, count: int, version: int) -> tuple[str, ...]:
         if (alone := self.quarantine.alone) is not None:
@@ -241,6 +290,8 @@ class RoundScheduler:
     def _give_up(self) -> list[Decision]:
         """Groups that kill engines, once none of their samples is still on its way back to the buffer."""
         table = self.table
+        if not self.quarantine.condemned:
+            return []
         condemned = [g for g in sorted(self.quarantine.condemned) if table.is_waiting(g) and table.waiting(g)]
         decisions: list[Decision] = []
         for group_id in condemned:
@@ -248,13 +299,40 @@ class RoundScheduler:
             decisions.append(GiveUp(group_id, samples))
         return decisions
 
-    def _admissible(self, seen: Observation) -> int:
-        """New groups that N' and the lag bound allow: (w - v) + ceil((open + ready + 1)/N) - 1 <= max_lag."""
+    def _admissible(self, seen: Observation, most: int) -> int:
+        """Of `most` groups those that N' and max_lag allow: (w - v) + ceil((open + ready + 1)/N) - 1 <= max_lag."""
         in_flight = len(self.table.groups) + self._admitting
-        below_target = self.target_groups() - self.unspoken(seen) - in_flight
         batches = self.limits.max_lag - (seen.next_unleased_version - seen.active_version) + 1
         in_time = batches * self.limits.batch_groups - in_flight - seen.ready
-        return min(below_target, in_time, seen.admission_room - self._admitting)
+        most = min(most, in_time, seen.admission_room - self._admitting)
+        demand = Demand(self.limits.batch_groups, self.target_groups(), in_flight, self.unspoken(seen))
+        match self.limits.admission:
+            case Admission.FIXED:
+                return min(most, fixed(demand))
+            case Admission.REFILL:
+                return min(most, refill(demand))
+            case Admission.BUDGET:
+                return most
+            case Admission.TAPER:
+                return self._tapered(min(most, fixed(demand)), demand, seen)
+
+    def _oldest_admissible(self, seen: Observation) -> int:
+        """For the groups that were just asked for: the oldest token with which `max_lag` can still be kept."""
+        if not seen.num_pooled:
+            return 0
+        limits, versions = self.limits, (seen.active_version, seen.fill_version)
+        return self.table.ages.oldest_admissible(
+            self._admitting, *versions, limits.max_lag, limits.batch_groups, seen.offered
+        )
+
+    def _tapered(self, most: int, demand: Demand, seen: Observation) -> int:
+        if seen.forecast is None or most <= 0:
+            return most
+        most = min(most, max(0, demand.missing - demand.in_flight) + PROMPTS_A_LOOK)
+        if not self._finish or self._forecast_age * EVENTS_A_FORECAST >= len(self.table.running):
+            self._finish = self.table.finish(seen.forecast.remaining)
+            self._forecast_age = 0
+        return tapered(demand, most, self._finish, seen.forecast.upcoming(most))
 
     def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
         missing = self.limits.batch_groups - self.unspoken(seen)

@@ -13,7 +13,7 @@ from buffer.memory import MemoryBuffer
 from buffer.memory_store import MemoryStore
 from buffer.redis_buffer import RedisBuffer
 from protocol.samples import Group, Prompt, Reward, Sample, Segment
-from protocol.states import FinishReason, GroupState
+from protocol.states import FinishReason, GroupState, SampleState
 
 READS = frozenset(
     {"snapshot", "open_samples", "open_groups", "samples", "groups", "batch_leases", "recount", "policies", "changes"}
@@ -57,6 +57,8 @@ async def check(buffer: ContinuationBuffer) -> None:
     assert snapshot.ledger.error == 0
     assert recount.faults == (), recount.faults
     assert recount.stored == recount.counted == snapshot.ledger
+    assert snapshot.pool.error == 0
+    assert snapshot.pool.pooled == snapshot.samples[SampleState.POOLED]
 
 
 @dataclass

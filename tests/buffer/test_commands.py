@@ -22,6 +22,7 @@ from protocol.settings.run import RunSettings
 from protocol.states import DropReason
 from tests.buffer.helpers import admit, check, finish_group, leased_run, piece, plain, start_one
 from tests.buffer.test_patience import whole_run
+from tests.buffer.test_pool import pooled_run
 
 
 async def busy_run(buffer: RedisBuffer) -> list[str]:
@@ -36,6 +37,7 @@ async def busy_run(buffer: RedisBuffer) -> list[str]:
     await buffer.park(await start_one(buffer, parked.samples[0].sample_id), piece(0, 700, 3))
     await start_one(buffer, parked.samples[1].sample_id)
     await buffer.publish_policy(1, "w/1", epoch)
+    await buffer.drop((await pooled_run(buffer))[0].group_id, DropReason.FILTERED)
     await buffer.record_change(SettingsChange(at=1.0, changes={"ratio": (1.0, 2.0)}, by="x"))
     return [group.group_id for group in (*groups[1:], parked, ready, dropped)]
 
@@ -88,10 +90,11 @@ def test_looking_changes_nothing(run_toml: Path, own_server: EmbeddedRedis, tmp_
     assert april("stats", run_toml, "--json", out).exit_code == 0
     stats = json.loads(out.read_text())
     assert stats["groups"] == {
-        "admitted": 6, "open": 1, "ready": 1, "leased": 2, "consumed": 1, "dropped": 1, "error": 0
+        "admitted": 7, "open": 1, "ready": 1, "leased": 2, "consumed": 1, "dropped": 2, "error": 0
     }  # fmt: skip
     assert stats["samples"]["parked"] == stats["samples"]["running"] == 1
-    assert (stats["steps"]["leased"], stats["held"]["groups"], stats["dropped"]) == ([2, 3], 4, {"filtered": 1})
+    assert (stats["steps"]["leased"], stats["held"]["groups"], stats["dropped"]) == ([2, 3], 4, {"filtered": 2})
+    assert (stats["pool"]["pooled"], stats["pool"]["error"], stats["samples"]["pooled"]) == (2, 0, 2)
     assert april("list", run_toml, "--json", out).exit_code == 0
     assert sorted(row["state"] for row in json.loads(out.read_text())) == ["leased", "leased", "open", "ready"]
     assert april("list", run_toml, "--state", "ready", "--json", out).exit_code == 0
@@ -100,6 +103,7 @@ def test_looking_changes_nothing(run_toml: Path, own_server: EmbeddedRedis, tmp_
     assert [s["version"] for s in json.loads(shown.output)["segments"]] == [3]
     assert len(json.loads(shown.output)["segments"][0]["tokens"]) == 700
     assert json.loads(april("show", run_toml, ids[4]).output)["drop_reason"] == "filtered"
+    assert json.loads(april("show", run_toml, "g000000006.003").output)["num_tokens"] == 6
     assert april("verify", run_toml).exit_code == 0
     assert stored(own_server) == before
 
@@ -109,7 +113,14 @@ def test_verify_ends_with_one_if_the_records_were_changed(
 ) -> None:
     on_buffer(run_toml, busy_run)
     out = tmp_path / "out.json"
-    for name, field in (("ledger", "open"), ("meta", "held_groups"), ("meta", "held_bytes")):
+    for name, field in (
+        ("ledger", "open"),
+        ("meta", "held_groups"),
+        ("meta", "held_bytes"),
+        ("meta", "pool_samples"),
+        ("meta", "pool_bytes"),
+        ("meta", "pool_continued"),
+    ):
         with redis.Redis.from_url(own_server.url) as client:
             client.hincrby(f"{{april:a}}:{name}", field, 1)
             assert april("verify", run_toml, "--json", out).exit_code == 1
@@ -168,7 +179,7 @@ def test_the_file_can_be_imported_under_another_name(run_toml: Path, own_server:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"version": 1', '"version": 2'), ('"schema": 2', '"schema": 1'), ("april-buffer", "x"), ('"seq"', '"sea"')],
+    [('"version": 1', '"version": 2'), ('"schema": 3', '"schema": 1'), ("april-buffer", "x"), ('"seq"', '"sea"')],
 )
 def test_a_file_that_is_not_understood_or_not_whole_is_refused(
     run_toml: Path, own_server: EmbeddedRedis, tmp_path: Path, old: str, new: str

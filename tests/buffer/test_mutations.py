@@ -5,12 +5,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from redis.exceptions import ResponseError
 
 from buffer import scripts
 from buffer.embedded import EmbeddedRedis
 from buffer.interface import Limits
 from protocol.errors import AprilError
-from tests.buffer import test_delivery, test_generation, test_groups, test_limits, test_patience, test_services
+from tests.buffer import (
+    test_delivery,
+    test_generation,
+    test_groups,
+    test_limits,
+    test_patience,
+    test_pool,
+    test_services,
+)
 from tests.buffer.helpers import Rig, plain, redis_rig
 
 Guard = Callable[[Any, Rig], Awaitable[None]]
@@ -38,6 +47,14 @@ async def repeated_calls(buffer: Any, rig: Rig) -> None:
         finally:
             await service.close()
     assert outcomes[0] == outcomes[1]
+
+
+async def scripts_fail_as_tests(guard: Awaitable[None]) -> None:
+    """A script that breaks off is a failure of the test as well."""
+    try:
+        await guard
+    except ResponseError as error:
+        raise AssertionError(str(error)) from error
 
 
 def iter_faults(fault: str) -> Iterator[str]:
@@ -118,6 +135,62 @@ MUTATIONS = [
         "if groups > 0 and held_groups + groups > most_groups then",
         "if false then",
         lambda _, rig: test_limits.test_groups_are_admitted_up_to_the_cap(rig),
+    ),
+    Mutation(
+        "the group that has what it wanted",
+        "scored < (tonumber(known[5]) or count)",
+        "true",
+        lambda buffer, _: test_pool.test_the_wanted_number_of_scored_samples_makes_the_group(buffer),
+    ),
+    Mutation(
+        "the sample that its group is READY without",
+        "if not known[1] or known[1] == 'pooled' then",
+        "if not known[1] then",
+        test_pool.test_nothing_moves_a_sample_that_left_its_group,
+    ),
+    Mutation(
+        "the lease of what left its group and did not run",
+        "if known[1] ~= 'running' then redis.call('HSET', sample, 'worker', '') end",
+        "",
+        lambda buffer, _: test_pool.test_only_what_ran_may_still_hand_in_tokens(buffer),
+    ),
+    Mutation(
+        "the samples that a forgotten group keeps its hands off",
+        "if state and state ~= 'pooled' then",
+        "if state then",
+        lambda buffer, _: test_pool.test_pooled_samples_outlive_their_group(buffer),
+    ),
+    Mutation(
+        "the sample that left its pool while it was to go on",
+        " or gone(more) then",
+        " then",
+        lambda buffer, rig: scripts_fail_as_tests(
+            test_pool.test_an_admission_is_prepared_again_if_a_sample_left_the_pool_meanwhile(buffer, rig)
+        ),
+    ),
+    Mutation(
+        "the age that doesn't count with epoch lag",
+        "if counts_age then age",
+        "if true then age",
+        lambda buffer, _: test_pool.test_with_epoch_lag_any_age_goes_on_and_does_not_age_the_group(buffer),
+    ),
+    Mutation(
+        "the age that counts",
+        "if counts_age then age",
+        "if false then age",
+        lambda buffer, _: test_pool.test_what_is_too_old_for_its_group_expires(buffer),
+    ),
+    Mutation(
+        "the reservation of samples that left",
+        "hold(0, -bytes)",
+        "",
+        lambda _, rig: test_pool.test_what_is_reserved_for_samples_that_left_is_free_again(rig),
+    ),
+    Mutation(
+        "the bytes that a pooled sample gets later",
+        "count_pooled(0, piece.count)",
+        "",
+        test_pool.test_whoever_ran_it_hands_in_its_last_tokens,
     ),
 ]
 

@@ -76,8 +76,23 @@ async def whole_run(buffer: RedisBuffer) -> list[Any]:
     said.append(await buffer.set_policy_state(1, PolicyState.ACTIVE, None, 0.5))
     said.append(await buffer.ack(1, epoch))
     await buffer.record_change(SettingsChange(at=1.0, changes={}, by="x"))
-    said += [await buffer.open_trainer(1), await buffer.claim_service("second")]
+    said += [*await pooled(buffer), await buffer.open_trainer(1), await buffer.claim_service("second")]
     return [*said, await buffer.snapshot(), await buffer.changes(), await buffer.open_samples()]
+
+
+async def pooled(buffer: RedisBuffer) -> list[Any]:
+    """A group parts with two of three samples, one of which goes on in the next group of the prompt."""
+    (raced,) = await buffer.admit([NewGroup(prompt(20), 3, 1)], 1, CursorMove("5", "6"))
+    first, second, third = await buffer.start([s.sample_id for s in raced.samples], "w", LONG_S)
+    await buffer.append(second, piece(0, 2))
+    await buffer.finish(first, piece(0, 1), FinishReason.STOP)
+    said: list[Any] = [raced, await buffer.score(first.sample_id, Reward(1.0), 1)]
+    await buffer.append(second, piece(2, 1))
+    await buffer.park(second, piece(3, 1))
+    await buffer.finish(third, piece(0, 1), FinishReason.LENGTH)
+    said += [await buffer.samples([second.sample_id, third.sample_id])]
+    (again,) = await buffer.admit([NewGroup(prompt(20), 1)], 1, CursorMove("6", "7"))
+    return [*said, again, await buffer.snapshot(), await buffer.expire_pooled(9)]
 
 
 @pytest.mark.parametrize("faults", [["reply", "none"], ["request", "none"], ["reply", "request", "reply", "none"]])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from buffer.connection import SCHEMA_VERSION, check_fitness, shown
+from buffer.connection import SCHEMA_VERSION, TAKEN_OVER, check_fitness, shown
 from buffer.embedded import MAX_SOCKET_PATH, EmbeddedRedis, find_server
 from buffer.interface import CursorMove, NewGroup
 from buffer.open import open_buffer
@@ -141,6 +141,21 @@ async def test_data_of_another_schema_is_refused_and_left_alone(own_server: Embe
         with pytest.raises(RedisUnfitError, match="999"):
             await RedisBuffer.connect(own_server.url, namespace="n", run="r")
         assert {key: client.dump(key) for key in client.scan_iter()} == before
+
+
+async def test_data_of_the_schema_before_is_taken_over_once_a_service_opens_it(own_server: EmbeddedRedis) -> None:
+    buffer = await RedisBuffer.connect(own_server.url, namespace="n", run="r")
+    (group,) = await admit(buffer, num_samples=2)
+    await buffer.close()
+    with admin(own_server) as client:
+        client.hset("{n:r}:meta", "schema", TAKEN_OVER)
+        await (await RedisBuffer.connect(own_server.url, namespace="n", run="r", create=False)).close()
+        assert client.hget("{n:r}:meta", "schema") == str(TAKEN_OVER).encode()  # looking changes nothing
+        buffer = await RedisBuffer.connect(own_server.url, namespace="n", run="r")
+        assert client.hget("{n:r}:meta", "schema") == str(SCHEMA_VERSION).encode()
+    assert await finish_group(buffer, group) is GroupState.READY
+    assert (await buffer.recount()).faults == ()
+    await buffer.close()
 
 
 async def test_a_full_server_refuses_growth_and_still_drains(own_server: EmbeddedRedis) -> None:

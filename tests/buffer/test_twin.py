@@ -1,6 +1,7 @@
 """Random transitions on the twin and on Redis: after each, both say the same."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,21 +15,25 @@ from buffer.interface import CursorMove, Limits, NewGroup, SampleLease
 from protocol.errors import AprilError
 from protocol.messages import PolicyState
 from protocol.samples import Reward
-from protocol.states import DropReason, FailReason, FinishReason, SampleState
+from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
 from tests.buffer.helpers import Rig, check, memory_rig, piece, plain, prompt, redis_rig
 
 INDEX = st.integers(0, 1 << 16)
 STEP = st.integers(0, 4)
 EPOCH_BACK = st.sampled_from([0, 0, 0, 0, 1])
 SKEW = st.sampled_from([0, 0, 0, 0, 0, 1, -1])
-LIMITS = Limits(max_groups=12, max_bytes=2000, sample_bytes=100)  # low enough to be met
+LIMITS = Limits(max_groups=12, max_bytes=4000, sample_bytes=100, max_pool_bytes=1600)  # low enough to be met
 NUM_TOKENS = st.integers(0, 3)
+LATE_BYTES = 8 * 3 * 100  # last tokens that were handed in since a group became READY
+OLDEST = st.sampled_from([0, 0, 1, 2, None])
+RARELY = st.sampled_from([False, False, False, True])
 
 
 class Twins(RuleBasedStateMachine):
     """Every rule calls both buffers; ids that were seen are kept, live or not, so that stale calls happen too."""
 
     url: str
+    reached: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,15 +81,29 @@ class Twins(RuleBasedStateMachine):
         snapshot = self.run(self.owners[0].snapshot())
         assert snapshot.outstanding >= 0
         assert snapshot.offered * 1 <= snapshot.ledger.ready
+        assert snapshot.pool.num_bytes <= LIMITS.max_pool_bytes + LATE_BYTES
+        self.no_group_has_more_than_it_wanted()
+        self.reached["continued"] = max(self.reached["continued"], snapshot.pool.continued)
+        for reason, count in snapshot.pool.expired.items():
+            self.reached[reason] = max(self.reached[reason], count)
 
-    @rule(sizes=st.lists(st.integers(1, 3), max_size=3))
-    def admit(self, sizes: list[int]) -> None:
+    def no_group_has_more_than_it_wanted(self) -> None:
+        for group in self.owners[0].store.groups.values():
+            scored, failed = group.count(SampleState.SCORED), group.count(SampleState.FAILED)
+            assert scored <= (group.wanted or len(group.samples))
+            if group.state is not GroupState.OPEN:
+                assert scored + failed == len(group.samples)
+
+    @rule(sizes=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=3), oldest=OLDEST, twice=RARELY)
+    def admit(self, sizes: list[tuple[int, int]], oldest: int | None, twice: bool) -> None:
         before = self.run(self.owners[0].snapshot()).cursor
         after = str(int(before or 0) + len(sizes))
-        new = [NewGroup(prompt(n), size) for n, size in enumerate(sizes)]
+        prompts = [prompt(0 if twice else n) for n in range(len(sizes))]
+        new = [NewGroup(p, max(s), min(s), oldest) for p, s in zip(prompts, sizes, strict=True)]
         for group in self.both("admit", new, self.version, CursorMove(before, after)) or ():
             self.group_ids.append(group.group_id)
             self.sample_ids += [s.sample_id for s in group.samples]
+            self.lengths.update({s.sample_id: s.num_tokens for s in group.samples})
         self.both("admit", new, self.version, CursorMove("elsewhere", after))
 
     @rule(count=st.integers(1, 6), lease_s=st.sampled_from([0.0, 3600.0, 3600.0, 3600.0]))
@@ -133,9 +152,25 @@ class Twins(RuleBasedStateMachine):
     def finish_and_score_everything(self) -> None:
         for brief in self.run(self.owners[0].open_samples()):
             if brief.state in (SampleState.QUEUED, SampleState.PARKED):
-                (lease,) = self.both("start", [brief.sample_id], "w", 3600.0)
+                started = self.both("start", [brief.sample_id], "w", 3600.0)
+                if not started:  # its group was READY without it
+                    continue
+                (lease,) = started
                 self.both("finish", lease, piece(brief.num_tokens, 1, self.version), FinishReason.STOP)
                 self.both("score", brief.sample_id, Reward(1.0), 1)
+
+    @rule(skip=st.integers(0, 2))
+    def race(self, skip: int) -> None:
+        """Everything runs and has tokens, some of it is scored: groups that want fewer samples part with the others."""
+        waiting = [b for b in self.run(self.owners[0].open_samples()) if b.state in ("queued", "parked")]
+        leases = self.both("start", [b.sample_id for b in waiting], "w", 3600.0) or []
+        for lease, brief in zip(leases, waiting, strict=True):
+            self.both("append", lease, piece(brief.num_tokens, 1 + len(self.leases) % 3, self.version))
+            self.leases.append(lease)
+            self.note(lease.sample_id)
+        for lease in leases[skip:]:
+            self.both("finish", lease, None, FinishReason.STOP)
+            self.both("score", lease.sample_id, Reward(1.0), 1)
 
     @rule(index=INDEX, most=st.integers(1, 2))
     def record_failure(self, index: int, most: int) -> None:
@@ -157,6 +192,10 @@ class Twins(RuleBasedStateMachine):
     def fail(self, index: int, reason: FailReason, min_scored: int) -> None:
         if self.sample_ids:
             self.both("fail", self.pick(self.sample_ids, index), reason, "why", min_scored)
+
+    @rule(before=st.integers(-1, 3))
+    def expire_pooled(self, before: int) -> None:
+        self.both("expire_pooled", before)
 
     @rule(index=INDEX, reason=st.sampled_from(DropReason))
     def drop(self, index: int, reason: DropReason) -> None:
@@ -227,8 +266,10 @@ class Twins(RuleBasedStateMachine):
         self.runner.close()
 
 
-def explore(url: str, num_examples: int, num_steps: int) -> None:
-    machine = type("TwinsHere", (Twins,), {"url": url})
+def explore(url: str, num_examples: int, num_steps: int) -> Counter[str]:
+    """How often in one example, at the most, samples were continued, and expired for each reason."""
+    reached: Counter[str] = Counter()
+    machine = type("TwinsHere", (Twins,), {"url": url, "reached": reached})
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -238,6 +279,7 @@ def explore(url: str, num_examples: int, num_steps: int) -> None:
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )
+    return reached
 
 
 def test_twin_and_redis_agree(redis_server: EmbeddedRedis) -> None:
@@ -247,4 +289,5 @@ def test_twin_and_redis_agree(redis_server: EmbeddedRedis) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_twin_and_redis_agree_at_length(redis_server: EmbeddedRedis) -> None:
-    explore(redis_server.url, num_examples=500, num_steps=50)
+    reached = explore(redis_server.url, num_examples=500, num_steps=50)
+    assert all(reached[name] for name in ("continued", *ExpiryReason)), reached

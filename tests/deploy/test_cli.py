@@ -30,7 +30,9 @@ def test_every_command_has_help(april, command):
 
 
 def test_commands_are_those_of_the_contract(april):
-    assert sorted(main.commands) == ["buffer", "data", "demo", "doctor", "from-verl", "serve", "train"]
+    assert sorted(main.commands) == [
+        *("buffer", "calibrate", "data", "demo", "doctor", "from-verl", "serve", "simulate", "trace", "train", "tune"),
+    ]
 
 
 @pytest.mark.parametrize("command", ["serve", "train"])

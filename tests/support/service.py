@@ -28,6 +28,7 @@ from rollout_service.parts import ServiceParts, assemble_parts
 from rollout_service.prompts.interface import PromptSet
 from rollout_service.rewards.interface import ScoringError, ScoringTask
 from rollout_service.samples import SampleParts
+from rollout_service.tuning.trace_recorder import TraceRecorder
 
 
 class QuickScorer:
@@ -114,7 +115,10 @@ class TestService:
 
 @asynccontextmanager
 async def running_service(
-    settings: RunSettings, buffer: ContinuationBuffer | None = None, lengths: Callable[[str], int] | None = None
+    settings: RunSettings,
+    buffer: ContinuationBuffer | None = None,
+    lengths: Callable[[str], int] | None = None,
+    trace: TraceRecorder | None = None,
 ) -> AsyncIterator[TestService]:
     """Start the parts and the round loop; close them in order."""
     buffer = buffer or MemoryBuffer()
@@ -132,6 +136,7 @@ async def running_service(
         mailbox=Mailbox(),
         decode=lambda tokens: " ".join(map(str, tokens)),
         stop_token_ids=frozenset({0}),
+        trace=trace or TraceRecorder(),
     )
     prompts = PromptSet(
         train=tuple(Prompt(f"p:{i}", (1, 2, 3 + i), f"prompt {i}", "test", i) for i in range(1000)),

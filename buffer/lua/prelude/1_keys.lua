@@ -2,10 +2,10 @@
 local META, LEDGER, COUNTERS, DROPPED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local GROUPS, READY, LEASES, SPOOLS = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local TOMBSTONES, TOMBSTONE_ORDER, POLICIES, CHANGES = KEYS[9], KEYS[10], KEYS[11], KEYS[12]
-local SIZES, REPEATS, REPEAT_ORDER = KEYS[13], KEYS[14], KEYS[15]
-local IN_STATE = {queued = KEYS[16], running = KEYS[17], parked = KEYS[18],
-  finished = KEYS[19], scored = KEYS[20], failed = KEYS[21]}
-local OWN = 21 -- what a script has besides is KEYS[OWN + 1] and on
+local SIZES, REPEATS, REPEAT_ORDER, POOLS = KEYS[13], KEYS[14], KEYS[15], KEYS[16]
+local IN_STATE = {queued = KEYS[17], running = KEYS[18], parked = KEYS[19],
+  finished = KEYS[20], scored = KEYS[21], failed = KEYS[22], pooled = KEYS[23]}
+local OWN = 23 -- what a script has besides is KEYS[OWN + 1] and on
 
 local function number(key, field)
   return tonumber(redis.call('HGET', key, field) or '0')

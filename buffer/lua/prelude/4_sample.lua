@@ -12,29 +12,3 @@ local function set_aside(sample, id)
   move(sample, id, oldest and 'parked' or 'queued', oldest)
   redis.call('HSET', sample, 'aside', string.format('%.0f', now_ms()))
 end
-
--- Whether these very bytes were the last that were appended: a call that is sent again changes nothing.
-local function repeated(sample, tokens, piece)
-  return piece.count > 0 and number(sample, 'num_tokens') == piece.start + piece.count
-    and redis.call('LINDEX', tokens, -1) == piece.bytes
-end
-
-local function misfit(sample, id, piece)
-  local stored = number(sample, 'num_tokens')
-  if piece.start and piece.start ~= stored then
-    return refuse('length', 'sample ' .. id .. ' has ' .. stored .. ' tokens, the piece starts at ' .. piece.start ..
-      ': read the sample again and append what follows')
-  end
-end
-
-local function extend(sample, tokens, group, piece)
-  if piece.count == 0 then return end
-  redis.call('RPUSH', tokens, piece.bytes)
-  redis.call('HINCRBY', sample, 'num_tokens', piece.count)
-  redis.call('HINCRBY', COUNTERS, 'tokens_appended', piece.count)
-  for _, record in ipairs({sample, group}) do
-    local known = redis.call('HMGET', record, 'oldest', 'newest')
-    if piece.version < (tonumber(known[1]) or math.huge) then redis.call('HSET', record, 'oldest', piece.version) end
-    if piece.version > (tonumber(known[2]) or -1) then redis.call('HSET', record, 'newest', piece.version) end
-  end
-end

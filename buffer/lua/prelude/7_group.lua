@@ -6,8 +6,11 @@ local function forget(id, first)
   local count = number(KEYS[first], 'num_samples')
   for index = 0, count - 1 do
     local sample, tokens = KEYS[first + 1 + 2 * index], KEYS[first + 2 + 2 * index]
-    redis.call('ZREM', IN_STATE[redis.call('HGET', sample, 'state')], sample_id(id, index))
-    redis.call('UNLINK', sample, tokens)
+    local state = redis.call('HGET', sample, 'state')
+    if state and state ~= 'pooled' then -- others have left the group
+      redis.call('ZREM', IN_STATE[state], sample_id(id, index))
+      redis.call('UNLINK', sample, tokens)
+    end
   end
   redis.call('UNLINK', KEYS[first])
   for _, record in ipairs({GROUPS, SIZES}) do redis.call('HDEL', record, id) end

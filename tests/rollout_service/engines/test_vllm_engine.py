@@ -114,6 +114,15 @@ async def test_the_budget_is_exact_and_ends_with_length(engine):
     assert [(len(item.tokens), item.end) for item in ends] == [(n, StreamEnd.LENGTH) for n in (1, 2, 17)]
 
 
+async def test_what_requests_hold_of_the_kv_cache_is_told(engine):
+    requests = [request(f"kv-{i}@1", prompt, 96) for i, prompt in enumerate(random_prompts(8, 24, seed=5))]
+    running = asyncio.create_task(generate_all(engine, requests))
+    await until(lambda: (engine.stats().kv_use or 0.0) > 0.0)
+    await running
+    assert engine.stats().kv_use <= 1.0
+    assert engine.stats().num_preemptions == 0
+
+
 async def test_the_end_token_is_part_of_the_response(engine):
     (free,) = await generate_all(engine, [request("free@1", [3, 1, 4], 20, 0.0)])
     stop = free.tokens[7]

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.settings import smallest_max_lag
-from protocol.settings.rollout import Cut, OnInstall
+from protocol.settings.rollout import Admission, Cut, OnInstall, RoundOrder
+from rollout_service.scheduler.admission import Demand, Outlook, fitting, tapered
 from rollout_service.scheduler.decisions import Admit, BeginRound, Install, OfferBatch, Park, RoundLimits, Start
 from tests.rollout_service.scheduler.world import World
 
@@ -208,14 +209,21 @@ def test_rollback_suspends_the_round_until_versions_catch_up():
     extra_lag=st.sampled_from([0, 0, 1, 3]),
     slots=st.integers(1, 40),
     cut=st.sampled_from(Cut),
+    admission=st.sampled_from(Admission),
+    order=st.sampled_from(RoundOrder),
+    kv_tokens=st.sampled_from([0, 0, 30, 300]),
     seed=st.integers(0, 10_000),
     data=st.data(),
 )
 def test_rounds_go_on_and_no_trained_token_is_older_than_max_lag(
-    batch_groups, group_samples, ratio, lookahead, extra_lag, slots, cut, seed, data
+    batch_groups, group_samples, ratio, lookahead, extra_lag, slots, cut, admission, order, kv_tokens, seed, data
 ):
     max_lag = smallest_max_lag(ratio, lookahead) + extra_lag
-    world = World(RoundLimits(batch_groups, group_samples, ratio, lookahead, max_lag, cut), slots, seed)
+    round_limits = RoundLimits(
+        batch_groups, group_samples, ratio, lookahead, max_lag, cut=cut, admission=admission, order=order
+    )
+    world = World(round_limits, slots, seed)
+    world.see(kv_tokens=kv_tokens, forecast=world)
     world.act()
     for _ in range(20_000):
         if len(world.trained) >= 8:
@@ -246,7 +254,8 @@ def test_rounds_go_on_and_no_trained_token_is_older_than_max_lag(
         for group in groups:
             assert version - group.oldest <= max_lag
     target = math.ceil(ratio * batch_groups)
-    assert len(world.groups) <= target + batch_groups * (lookahead + 1)
+    if admission in (Admission.FIXED, Admission.TAPER):
+        assert len(world.groups) <= target + batch_groups * (lookahead + 1)
 
 
 @pytest.mark.parametrize(("ratio", "lookahead", "expected"), [(1, 0, 0), (2, 0, 1), (1.25, 1, 2), (3, 2, 4)])
@@ -271,3 +280,84 @@ def test_no_more_groups_are_admitted_than_the_buffer_has_room_for():
     world.see(admission_room=0)
     assert not [d for d in world.scheduler.decide(world.seen) if isinstance(d, Admit)]
     assert any("room in the buffer" in wait for wait in world.scheduler.waits)
+
+
+def test_longest_first_admits_the_whole_round_and_starts_the_longest_groups():
+    world = World(limits(ratio=1.0, order=RoundOrder.LONGEST_FIRST), slots=4)
+    world.predict = lambda seq: Outlook([0, 5.0, 40.0, 10.0, 80.0][seq])
+    world.act()
+    assert world.log == [BeginRound(1, 4), Admit(4), Start(("g4.0", "g4.1", "g2.0", "g2.1"))]
+
+
+def test_a_group_that_was_passed_over_for_a_round_comes_before_new_longer_ones():
+    world = World(limits(order=RoundOrder.LONGEST_FIRST), slots=1)
+    table = world.scheduler.table
+    table.add("g1", 1, [("g1.0", 0)], None, Outlook(longest=5.0))
+    table.new_round()
+    table.add("g2", 2, [("g2.0", 0)], None, Outlook(longest=500.0))
+    table.add("g3", 3, [("g3.0", 0)], 0, Outlook(longest=1.0))
+    assert table.take(9, 3) == ("g3.0", "g1.0", "g2.0")
+
+
+def test_fewest_open_groups_runs_those_that_lack_fewest_samples():
+    world = World(limits(order=RoundOrder.FEWEST_OPEN), slots=1)
+    table = world.scheduler.table
+    table.add("g1", 1, [("g1.0", 0), ("g1.1", 1), ("g1.2", 2)], 0)
+    table.add("g2", 2, [("g2.0", 0), ("g2.1", 1), ("g2.2", 2)], 0)
+    table.take_of("g2", 2, 0)
+    table.end("g2.0")
+    table.end("g2.1")
+    assert table.take(2, 0) == ("g2.2", "g1.0")
+
+
+def test_a_budget_starts_only_what_fits_into_the_cache_and_never_nothing():
+    world = World(limits(ratio=3.0, admission=Admission.BUDGET), slots=100)
+    world.predict = lambda _: Outlook(longest=50.0, context=40.0)
+    world.see(kv_tokens=400)
+    world.act()
+    assert len(world.scheduler.table.running) > 0
+    first = [d for d in world.log if isinstance(d, Start)]
+    assert len(world.scheduler.table.running) == fitting(400, 0, 40.0) or len(first) == 1
+    tiny = World(limits(ratio=1.0, admission=Admission.BUDGET), slots=100)
+    tiny.predict = lambda _: Outlook(longest=50.0, context=1000.0)
+    tiny.see(kv_tokens=400)
+    run_rounds(tiny, 2)
+
+
+@settings(deadline=None)
+@given(
+    missing=st.integers(0, 6),
+    finish=st.lists(st.floats(1, 100), max_size=10).map(sorted),
+    upcoming=st.lists(st.floats(1, 200), max_size=10),
+    most=st.integers(0, 10),
+)
+def test_a_taper_takes_what_the_batch_lacks_and_of_the_rest_only_what_will_finish_before_it_is_full(
+    missing, finish, upcoming, most
+):
+    demand = Demand(batch_groups=6, target=12, in_flight=len(finish), unspoken=6 - missing)
+    admitted = tapered(demand, most, finish, upcoming)
+    possible = min(most, len(upcoming))
+    assert admitted <= possible
+    needed = max(0, missing - len(finish))
+    assert admitted >= min(needed, possible)
+    for number in range(needed, admitted if missing else needed):
+        full_after = sorted([*finish, *upcoming[:number]])[missing - 1]
+        assert upcoming[number] <= full_after
+    if missing and needed <= admitted < possible:
+        assert upcoming[admitted] > sorted([*finish, *upcoming[:admitted]])[missing - 1]
+
+
+def test_the_context_that_runs_is_that_of_the_samples_that_run():
+    world = World(limits(order=RoundOrder.LONGEST_FIRST), slots=5)
+    world.predict = lambda seq: Outlook(longest=seq, context=10.0 * seq)
+    world.act()
+    for _ in range(60):
+        world.tick()
+        if world.lease():
+            world.train()
+        table = world.scheduler.table
+        expected = sum(table.groups[s.split(".")[0]].outlook.context for s in table.running)
+        assert table.running_context == pytest.approx(expected)
+        assert table.mean_context * len(table.groups) == pytest.approx(
+            sum(g.outlook.context for g in table.groups.values())
+        )

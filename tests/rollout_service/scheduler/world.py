@@ -1,8 +1,10 @@
 """A tiny world around the scheduler: it carries out decisions at once and counts what must hold."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from rollout_service.scheduler.admission import Outlook
 from rollout_service.scheduler.decisions import (
     Admit,
     BeginRound,
@@ -56,6 +58,7 @@ class World:
         self.ready_seq = 0
         self.dropped = 0
         self.fail_install = False
+        self.predict: Callable[[int], Outlook] = lambda seq: Outlook(longest=seq * 7 % 13, context=seq * 5 % 11)
 
     def see(self, **changes: object) -> None:
         self.seen = replace(self.seen, **changes)
@@ -63,6 +66,14 @@ class World:
     def sample(self, sample_id: str) -> FakeSample:
         group_id, index = sample_id.split(".")
         return self.groups[group_id].samples[int(index)]
+
+    def remaining(self, sample_id: str) -> float:
+        """A forecast that is sometimes wrong."""
+        sample = self.sample(sample_id)
+        return max(1, sample.length + self.seq % 5 - 2 - len(sample.tokens))
+
+    def upcoming(self, count: int) -> list[float]:
+        return [self.predict(self.seq + k).longest for k in range(1, count + 1)]
 
     def act(self) -> None:
         """Decide and carry out until nothing is decided."""
@@ -79,7 +90,9 @@ class World:
                     lengths = [max(1, int(self.rng.lognormvariate(2, 1))) for _ in range(self.limits.group_samples)]
                     samples = [FakeSample(f"g{self.seq}.{i}", i, n) for i, n in enumerate(lengths)]
                     self.groups[f"g{self.seq}"] = FakeGroup(f"g{self.seq}", self.seq, samples)
-                    self.scheduler.admitted(f"g{self.seq}", self.seq, [(s.sample_id, s.index) for s in samples])
+                    self.scheduler.admitted(
+                        f"g{self.seq}", self.seq, [(s.sample_id, s.index) for s in samples], self.predict(self.seq)
+                    )
             case Start(sample_ids):
                 for sample_id in sample_ids:
                     sample = self.sample(sample_id)

@@ -12,12 +12,14 @@ end
 -- OPEN becomes READY, DROPPED, or stays; its keys start at OWN + 1. Returns the state.
 local function settle(id)
   local group = KEYS[OWN + 1]
-  local count, failed = number(group, 'num_samples'), number(group, 'num_failed')
-  if count - failed < math.max(number(group, 'min_scored'), 1) then
+  local known = redis.call('HMGET', group, 'num_samples', 'num_failed', 'min_scored', 'num_scored', 'wanted')
+  local count, failed, scored = tonumber(known[1]), tonumber(known[2] or '0'), tonumber(known[4] or '0')
+  if count - failed < math.max(tonumber(known[3] or '0'), 1) then
     drop(id, OWN + 1, 'open', 'too_few_samples')
     return 'dropped'
   end
-  if number(group, 'num_scored') + failed < count then return 'open' end
+  if scored + failed < count and scored < (tonumber(known[5]) or count) then return 'open' end
+  if known[5] then part(id, count) end
   local oldest = tonumber(redis.call('HGET', group, 'oldest') or redis.call('HGET', group, 'admitted_version'))
   local seq = redis.call('HINCRBY', META, 'ready_seq', 1)
   redis.call('ZADD', READY, string.format('%.0f', oldest * READY_SEQS + seq), id)

@@ -1,0 +1,249 @@
+"""Rounds on the real engine with a heavy tail of lengths: what each policy makes of the same engine.
+
+One vLLM engine with the demo's model, one service for each policy, lookahead 0, a trainer that takes no time. The
+policies take turns of one round each, so that whatever else the machine does meets all of them alike, and all of them
+meet the same prompts with the same lengths.
+
+    (a) ratio 1, in order            a synchronous step: nothing is ever parked
+    (b) ratios 1.25 to 3, `fixed`    APRIL
+    (c) `longest_first`              the default policy, at full speed and at a ratio that keeps off-policy data low
+    (d) the same engine fed endlessly, without rounds: the ceiling
+"""
+
+import asyncio
+import csv
+import itertools
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks.long_tail_parts.contender import Contender, Turn, contending
+from benchmarks.long_tail_parts.engine import ForcedPool, endless_policy, pool_settings, prompt_tokens
+from benchmarks.report import report
+from protocol.settings import RunSettings
+from protocol.settings.rollout import Admission, RoundOrder
+from rollout_service.engines.interface import GenerationRequest, SamplingParameters
+from rollout_service.engines.vllm_engine import VllmEngine
+from rollout_service.tuning.frontier import TwoLevelWorkload
+from rollout_service.tuning.workload import DrawnWorkload, Workload
+
+LONGEST = 400  # the demo's model holds 512 tokens; long responses are cut here, as by a token limit
+MEDIAN, BETWEEN, WITHIN = 40.0, 0.7, 0.7  # p99/p50 = exp(2.33 sqrt(0.7² + 0.7²)) = 10 before the cut
+TAIL_WANTED = 5.0  # p99/p50
+AZURE_SCALE = 4  # lengths of the trace are divided by it, to fit the model's context
+NUM_THREADS = 2
+CEILING_S = 4.0  # of each turn of the ceiling
+ENDLESS_GROUPS = 1_000_000  # numbers of the ceiling's requests, beyond those of any policy
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One row of the table."""
+
+    name: str
+    ratio: float
+    order: RoundOrder = RoundOrder.FIFO
+    admission: Admission = Admission.FIXED
+
+
+POLICIES = (
+    Policy("(a) synchronous", 1.0),
+    *(Policy(f"(b) fixed {ratio:g}", ratio) for ratio in (1.1, 1.25, 1.5, 2.0, 3.0)),
+    Policy("(c) longest first 1.05", 1.05, RoundOrder.LONGEST_FIRST),
+    Policy("(c) longest first 1.25", 1.25, RoundOrder.LONGEST_FIRST),
+    Policy("(c) longest first 2", 2.0, RoundOrder.LONGEST_FIRST),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of the experiment."""
+
+    batch_groups: int
+    group_samples: int
+    slots: int
+    num_prompts: int
+    warm_up: int
+    rounds: int
+
+
+FULL = Shape(batch_groups=32, group_samples=8, slots=64, num_prompts=96, warm_up=4, rounds=6)
+QUICK = Shape(batch_groups=8, group_samples=4, slots=16, num_prompts=24, warm_up=2, rounds=2)
+
+
+def workload_of(lengths_csv: Path | None, shape: Shape) -> Workload:
+    """Two levels of lognormal lengths, or those of a trace, which are as different within a prompt as between."""
+    if lengths_csv is None:
+        return TwoLevelWorkload(MEDIAN, BETWEEN, WITHIN, LONGEST, shape.num_prompts, seed=0)
+    with lengths_csv.open(newline="") as file:
+        lengths = [int(row["GeneratedTokens"]) // AZURE_SCALE for row in csv.DictReader(file)]
+    return DrawnWorkload([min(LONGEST, max(1, length)) for length in lengths], (24,), seed=0)
+
+
+def tail_of(workload: Workload) -> float:
+    """p99/p50 of the lengths."""
+    lengths = [length for i in range(2000) for length in workload.prompt(i, 8).lengths]
+    return float(np.percentile(lengths, 99) / np.percentile(lengths, 50))
+
+
+def settings_of(policy: Policy, base: RunSettings, shape: Shape) -> RunSettings:
+    """A run of this policy on the engine of `base`."""
+    changed = base.model_dump(exclude_unset=True)
+    changed["run"] |= {"name": f"long-tail-{policy.order.value}-{policy.ratio:g}".replace("_", "-")}
+    changed["run"] |= {"dir": base.run_dir / f"{policy.order.value}-{policy.ratio:g}"}
+    changed["data"] |= {"train_batch_size": shape.batch_groups, "shuffle": False}
+    changed["rollout"] = {
+        "n": shape.group_samples,
+        "ratio": policy.ratio,
+        "lookahead": 0,
+        "max_lag": 8,
+        "admission": policy.admission,
+        "order": policy.order,
+        "checkpoint_interval_s": 60.0,
+    }
+    return RunSettings.model_validate(changed)
+
+
+async def ceiling(pool: ForcedPool, group_samples: int, start: int, seconds: float) -> tuple[float, int]:
+    """Tokens/s of the engine with a request for every slot all the time, and the next unused request number."""
+    numbers = itertools.count(start)
+    stop = asyncio.Event()
+
+    async def one(number: int) -> None:
+        group, index = divmod(number, group_samples)
+        name = f"g{ENDLESS_GROUPS + group:012d}.{index:03d}@1"
+        sampling = SamplingParameters(max_tokens=LONGEST, temperature=1.0)
+        async for _ in pool.generate(GenerationRequest(name, prompt_tokens(number), 0, sampling)):
+            if stop.is_set():
+                await pool.abort([name])
+
+    async def slot() -> None:
+        while not stop.is_set():
+            await one(next(numbers))
+
+    slots = [asyncio.create_task(slot()) for _ in range(pool.slots)]
+    await asyncio.sleep(seconds / 4)  # all prompts are prefilled by then, and lengths are mixed
+    pool.look()
+    began_s = time.perf_counter()
+    await asyncio.sleep(seconds)
+    tokens = pool.look().tokens
+    rate = tokens / (time.perf_counter() - began_s)
+    stop.set()
+    await asyncio.gather(*slots)
+    return rate, next(numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All turns of all policies, in their order, and the ceiling's rates."""
+
+    policies: tuple[Policy, ...]
+    turns: dict[str, list[Turn]]
+    ceiling: list[float]
+    shape: Shape
+
+
+async def measure(policies: tuple[Policy, ...], base: RunSettings, workload: Workload, shape: Shape) -> Measured:
+    """Turns of one round, `warm_up` of each that aren't counted, then `rounds` that are."""
+    assert base.model.path is not None, "the engine has a model"
+    model = Path(base.model.path)
+    pool = ForcedPool([VllmEngine(base, "engine-0")], workload, shape.group_samples)
+    await pool.start()
+    turns: dict[str, list[Turn]] = {policy.name: [] for policy in policies}
+    rates: list[float] = []
+    unused = 0
+    try:
+        async with AsyncExitStack() as stack:
+            contenders: dict[str, Contender] = {}
+            for policy in policies:
+                context = contending(settings_of(policy, base, shape), pool, model, shape.num_prompts)
+                contenders[policy.name] = await stack.enter_async_context(context)
+            for number in range(shape.warm_up + shape.rounds):
+                for name, contender in contenders.items():
+                    turn = await contender.turn()
+                    if number >= shape.warm_up:
+                        turns[name].append(turn)
+                if number >= shape.warm_up:
+                    rate, unused = await ceiling(pool, shape.group_samples, unused, CEILING_S)
+                    rates.append(rate)
+    finally:
+        await pool.close()
+    return Measured(policies, turns, rates, shape)
+
+
+def rows_of(measured: Measured) -> list[dict[str, object]]:
+    """The table."""
+    ceiling_rate = float(np.median(measured.ceiling))
+    first = measured.policies[0].name
+    rates = {
+        name: sum(t.num_tokens for t in turns) / sum(t.seconds for t in turns) for name, turns in measured.turns.items()
+    }
+    rows: list[dict[str, object]] = []
+    for name, turns in measured.turns.items():
+        tokens = sum(t.num_tokens for t in turns)
+        seconds = [t.seconds for t in turns]
+        slot_s = sum(t.work.seconds for t in turns) * measured.shape.slots
+        rows.append(
+            {
+                "policy": name,
+                "tokens/s": rates[name],
+                "of (a)": rates[name] / rates[first],
+                "of (d)": rates[name] / ceiling_rate,
+                "older version": sum(t.num_lagging for t in turns) / tokens,
+                "resumed": sum(t.num_resumed_tokens for t in turns) / tokens,
+                "mixed samples": sum(t.num_mixed for t in turns) / sum(t.num_samples for t in turns),
+                "mean lag": sum(t.lag_sum for t in turns) / tokens,
+                "max lag": max(t.max_lag for t in turns),
+                "re-prefilled/token": sum(t.work.reprefilled for t in turns) / tokens,
+                "bubble": sum(t.work.idle_slot_s for t in turns) / slot_s,
+                "round p50 s": float(np.percentile(seconds, 50)),
+                "round p99 s": float(np.percentile(seconds, 99)),
+            }
+        )
+    last: dict[str, object] = dict.fromkeys(rows[0], "")
+    last |= {"policy": "(d) endless", "tokens/s": ceiling_rate, "of (a)": ceiling_rate / rates[first], "of (d)": 1.0}
+    rows.append(last)
+    return rows
+
+
+def run(policies: tuple[Policy, ...], workload: Workload, shape: Shape) -> Measured:
+    """Build the engine and measure."""
+    with tempfile.TemporaryDirectory(prefix="april-long-tail-") as temporary:
+        folder = Path(temporary)
+        base = pool_settings(endless_policy(folder / "model"), folder, shape.slots, LONGEST, NUM_THREADS)
+        return asyncio.run(measure(policies, base, workload, shape))
+
+
+@click.command()
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table as JSON.")
+@click.option("--lengths-csv", type=click.Path(exists=True, path_type=Path), help="CSV with a column GeneratedTokens.")
+@click.option("--rounds", type=int, help="Measured rounds of each policy.")
+@click.option("--quick", is_flag=True, help="Small batches and few rounds: whether it works, not how fast it is.")
+def main(json_file: Path | None, lengths_csv: Path | None, rounds: int | None, quick: bool) -> None:
+    """Measure policies of rounds on vLLM."""
+    shape = QUICK if quick else FULL
+    if rounds:
+        shape = Shape(**{**_sizes(shape), "rounds": rounds})
+    workload = workload_of(lengths_csv, shape)
+    tail = tail_of(workload)
+    if tail < TAIL_WANTED:
+        raise click.ClickException(f"p99/p50 of these lengths is {tail:.1f}: bring a list with {TAIL_WANTED:g} or more")
+    share = shape.slots / (shape.batch_groups * shape.group_samples)
+    report(
+        f"Rounds on vLLM: {shape.batch_groups} x {shape.group_samples}, slots/samples {share:g}, p99/p50 {tail:.1f}",
+        rows_of(run(POLICIES, workload, shape)),
+        json_file,
+    )
+
+
+def _sizes(shape: Shape) -> dict[str, int]:
+    return {name: getattr(shape, name) for name in Shape.__slots__}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""Samples that will never run again become FAILED."""
+
+from collections.abc import Sequence
+
+from buffer.keys import split_sample_id
+from protocol.errors import NotFoundError
+from protocol.states import FailReason, GroupState
+from rollout_service.events import GroupClosed
+from rollout_service.samples import SampleParts
+from rollout_service.scheduler.rounds import RoundScheduler
+
+
+async def fail_waiting(
+    parts: SampleParts, scheduler: RoundScheduler, sample_ids: Sequence[str], reason: FailReason, text: str
+) -> None:
+    """Samples that wait become FAILED; only a running sample may, so they are started for it."""
+    min_scored = parts.settings.rollout.min_group_samples
+    for sample_id in sample_ids:
+        try:
+            await parts.buffer.start([sample_id], parts.owner, parts.settings.buffer.sample_lease_s)
+            state = await parts.buffer.fail(sample_id, reason, text, min_scored)
+        except NotFoundError:
+            continue  # its group was dropped with the one before
+        scheduler.ended(sample_id)
+        if state in (GroupState.READY, GroupState.DROPPED):
+            parts.mailbox.post(GroupClosed(split_sample_id(sample_id)[0], state is GroupState.READY))

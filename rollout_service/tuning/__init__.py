@@ -1,0 +1,1 @@
+"""Traces, length statistics, the simulator that runs the service's scheduler, and what to do with the ratio."""

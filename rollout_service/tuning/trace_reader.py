@@ -1,0 +1,209 @@
+"""From the files of a trace to samples and rounds.
+
+Always true of a `Trace`: it is of one run; a sample's length is what its last attempt ended with, even if the lines of
+earlier attempts are gone; a sample is finished or it is right-censored at that length.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from protocol.errors import DataError
+from rollout_service.tuning.trace_records import (
+    LINE,
+    SCHEMA,
+    SCHEMA_VERSION,
+    AttemptLine,
+    Header,
+    InstallLine,
+    LengthLine,
+    LostLine,
+    Record,
+    RoundLine,
+    ScoreLine,
+    TracedLimits,
+    TrainedLine,
+)
+from rollout_service.tuning.trace_writer import trace_folder
+
+FINISHED = frozenset({"stop", "length"})
+
+
+@dataclass(slots=True)
+class TracedSample:
+    """One response. `num_tokens`: its length if `finished`, else what it had when it was last seen."""
+
+    sample_id: str
+    group_id: str
+    prompt_id: str
+    source: str
+    prompt_tokens: int
+    num_tokens: int
+    finished: bool
+    reward: float | None = None
+    failed: str | None = None
+    attempts: list[AttemptLine] = field(default_factory=list[AttemptLine])
+
+
+@dataclass(slots=True)
+class Trace:
+    """One run, over all lives of its service. `limits` are those of the last one."""
+
+    run: str
+    limits: TracedLimits | None
+    samples: list[TracedSample]
+    rounds: list[RoundLine]
+    trained: list[TrainedLine]
+    installs: list[InstallLine]
+    notes: list[str]
+
+    @property
+    def finished(self) -> list[TracedSample]:
+        """Samples whose length is known."""
+        return [sample for sample in self.samples if sample.finished]
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace file, a folder of them, or a run's folder. Raises DataError with what is wrong and where."""
+    files = trace_files(path)
+    builder = _Builder()
+    for file in files:
+        builder.add_file(file, _lines(file, builder.notes))
+    return builder.build()
+
+
+def trace_files(path: Path) -> list[Path]:
+    """The files of a trace, oldest first."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"there is no trace at {path}: name a run's folder, its trace folder, or a trace file")
+    for folder in (trace_folder(path), path):
+        if files := sorted(folder.glob("*.jsonl")):
+            return files
+    raise DataError(
+        f"{path} has no trace: the service writes one to {trace_folder(path)} unless trace.enabled = false; run it"
+    )
+
+
+def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, without a torn last one."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"can't read {file} ({error.strerror}); check the path and its permissions") from error
+    whole, newline, torn = data.rpartition(b"\n")
+    if torn:
+        notes.append(f"{file.name}: the last line is torn and was left out")
+    if newline:
+        yield from enumerate(whole.split(b"\n"), 1)
+
+
+class _Builder:
+    """Collects lines; the header of each file comes before its records."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._runs: dict[str, Path] = {}
+        self._limits: TracedLimits | None = None
+        self._samples: dict[str, TracedSample] = {}
+        self._scores: list[ScoreLine] = []
+        self._rounds: dict[int, RoundLine] = {}
+        self._trained: list[TrainedLine] = []
+        self._installs: list[InstallLine] = []
+        self._num_lengths = 0
+
+    def add_file(self, file: Path, lines: Iterable[tuple[int, bytes]]) -> None:
+        """One file."""
+        has_header = False
+        for number, line in lines:
+            if not has_header:
+                self._header(file, line)
+                has_header = True
+                continue
+            try:
+                self._record(LINE.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{file}, line {number} is not a line of a trace ({error.errors()[0]['msg']}); "
+                    "take that file out of the folder, or leave out the line"
+                ) from error
+        if not has_header:
+            self.notes.append(f"{file.name}: it is empty and was passed over")
+
+    def _header(self, file: Path, line: bytes) -> None:
+        try:
+            header = LINE.validate_json(line)
+        except ValidationError:
+            header = None
+        if not isinstance(header, Header) or header.schema_name != SCHEMA:
+            raise DataError(
+                f"{file} is not a trace of this project: its first line is no header; lengths from elsewhere are read "
+                "by `april trace convert`"
+            )
+        if header.version != SCHEMA_VERSION:
+            raise DataError(
+                f"{file} has version {header.version} of the trace's schema, this version of april reads "
+                f"{SCHEMA_VERSION}: read it with the one that wrote it"
+            )
+        self._runs.setdefault(header.run, file)
+        if len(self._runs) > 1:
+            raise DataError(
+                f"the folder mixes traces of the runs {' and '.join(sorted(self._runs))}: name one run's folder, or "
+                "move the files apart"
+            )
+        self._limits = header.limits or self._limits
+
+    def _record(self, line: Header | Record) -> None:
+        match line:
+            case AttemptLine():
+                self._attempt(line)
+            case ScoreLine():
+                self._scores.append(line)
+            case RoundLine():
+                self._rounds[line.round] = line
+            case TrainedLine():
+                self._trained.append(line)
+            case InstallLine():
+                self._installs.append(line)
+            case LengthLine():
+                self._length(line)
+            case LostLine(num_lines=num_lines):
+                self.notes.append(f"{num_lines} lines were lost to a slow disk")
+            case Header():
+                self.notes.append("a header inside a file was passed over")
+
+    def _attempt(self, line: AttemptLine) -> None:
+        sample = self._samples.get(line.sample)
+        if sample is None:
+            sample = TracedSample(line.sample, line.group, line.prompt, line.source, line.prompt_tokens, 0, False)
+            self._samples[line.sample] = sample
+        sample.attempts.append(line)
+        sample.num_tokens = line.before + sum(segment.num_tokens for segment in line.segments)
+        sample.finished = line.end in FINISHED
+
+    def _length(self, line: LengthLine) -> None:
+        self._num_lengths += 1
+        sample_id = f"{line.prompt}.{self._num_lengths}"
+        self._samples[sample_id] = TracedSample(
+            sample_id, line.prompt, line.prompt, line.source, line.prompt_tokens, line.num_tokens, line.finished
+        )
+
+    def build(self) -> Trace:
+        """What came together. Scores of samples whose attempts are gone have no use here."""
+        for score in self._scores:
+            if (sample := self._samples.get(score.sample)) is not None:
+                sample.reward, sample.failed = score.reward, score.failed
+        if not self._runs:
+            raise DataError("the trace is empty: it has no header yet; let the service run for a second")
+        return Trace(
+            run=next(iter(self._runs)),
+            limits=self._limits,
+            samples=list(self._samples.values()),
+            rounds=[self._rounds[number] for number in sorted(self._rounds)],
+            trained=self._trained,
+            installs=self._installs,
+            notes=self.notes,
+        )

@@ -1,0 +1,163 @@
+"""The commands that tune, as a user calls them: reports, and sentences with exit code 2."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from deploy.cli import main
+from rollout_service.tuning.trace_open import open_trace
+from tests.support.service import running_service, service_settings
+
+QUICK = ("--rounds", "40", "--processes", "1", "--groups", "4", "--samples", "2")
+TAIL = "lognormal:median=40,sigma=1.2,max=800"
+SHORT = "lognormal:median=40,sigma=0.01"
+
+
+def april(*arguments: str | Path) -> Result:
+    """Run the command in this process."""
+    return CliRunner().invoke(main, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def lengths_file(tmp_path: Path, header: str = "TIMESTAMP,ContextTokens,GeneratedTokens") -> Path:
+    """A CSV file like those of a serving log, with a tail."""
+    file = tmp_path / "log.csv"
+    rows = [f"t{i},{10 + i % 7},{900 if i % 20 == 0 else 20 + i % 30}" for i in range(200)]
+    file.write_text("\n".join([header, *rows]) + "\n")
+    return file
+
+
+def test_simulate_a_csv_column(tmp_path: Path) -> None:
+    out, png, page = tmp_path / "out.json", tmp_path / "plot.png", tmp_path / "plot.html"
+    result = april(
+        "simulate", "--lengths-csv", lengths_file(tmp_path), "--lengths-column", "GeneratedTokens", "--prompt-column",
+        "ContextTokens", "--ratios", "1,1.5,2", "--json", out, "--png", png, "--html", page, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    report = json.loads(out.read_text())
+    assert [row["ratio"] for row in report["points"]] == [1, 1.5, 2]
+    assert report["points"][2]["tokens_per_s"] > report["points"][0]["tokens_per_s"]
+    assert report["points"][0]["off_policy_share"] == 0
+    assert report["points"][2]["mean_start_age"] == pytest.approx(1.0, abs=0.1)
+    assert report["points"][2]["mean_start_age_closed_form"] == 1.0
+    assert report["scenario"]["full_engine"]["slots_per_sample"] == 1.0
+    assert "Slots / samples in a batch = 8 / 8 = 1.00" in result.output
+    assert png.stat().st_size > 1000
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_simulate_policies_and_lookaheads(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    result = april(
+        "simulate", "--lengths", TAIL, "--ratios", "1,2", "--policies", "fixed,refill", "--lookaheads", "0,1", "--json",
+        out, *QUICK,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["points"]
+    assert {(r["admission"], r["lookahead"], r["ratio"]) for r in rows} == {
+        (policy, ahead, ratio) for policy in ("fixed", "refill") for ahead in (0, 1) for ratio in (1, 2)
+    }
+    assert all(r["off_policy_share"] > 0.5 for r in rows if r["lookahead"] == 1)
+
+
+def test_tune_a_long_and_a_short_tail(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    ratios = ("--ratios", "1,1.5,2", "--lookaheads", "0")
+    long = april("tune", "--lengths", TAIL, *ratios, "--json", out, *QUICK)
+    assert long.exit_code == 0, long.output
+    found = json.loads(out.read_text())["recommendation"]
+    assert found["ratio"] > 1
+    assert found["gain_95_percent"][0] <= found["gain"] <= found["gain_95_percent"][1]
+    short = april("tune", "--lengths", SHORT, *ratios, *QUICK)
+    assert short.exit_code == 0
+    assert "rollout.ratio = 1," in short.output
+    assert "1.0 is best here" in short.output
+
+
+def test_limits_that_no_ratio_meets_end_with_2_and_the_distance() -> None:
+    result = april(
+        "tune", "--lengths", TAIL, "--lookaheads", "1", "--ratios", "1,1.5", "--max-off-policy-share", "0.1", *QUICK
+    )
+    assert result.exit_code == 2
+    assert "no ratio that was tried keeps your limits" in result.output
+    assert "over your limit of 10.0%" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("simulate",), "nothing says how long responses are"),
+        (("simulate", "--lengths", TAIL, "--ratios", "0.5,1"), "between 1 and 1000"),
+        (("simulate", "--lengths", TAIL, "--ratios", "one"), "is no number"),
+        (("simulate", "--lengths", TAIL, "--policies", "magic"), "none of fixed"),
+        (("simulate", "--lengths", "lognormal:mean=3"), "no length distribution"),
+        (("simulate", "--lengths", TAIL, "--lengths-csv", "x.csv"), "give one of them"),
+        (("simulate", "--lengths", TAIL, "--max-lag", "0", "--lookaheads", "2"), "too small for all of them"),
+        (("simulate", "--lengths", TAIL, "--sigma=3"), "no option of this command"),
+        (("tune", "/nowhere"), "there is no trace at"),
+        (("trace", "stats", "/nowhere"), "there is no trace at"),
+        (("trace", "convert", "/nowhere.txt", "out.jsonl"), "there is no trace at"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
+    result = april(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_convert_then_stats_and_simulate(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    assert april("trace", "convert", TAIL, trace, "--prompts", "50", "--samples", "4").exit_code == 0
+    out = tmp_path / "out.json"
+    result = april("trace", "stats", trace, "--json", out)
+    assert result.exit_code == 0, result.output
+    statistics = json.loads(out.read_text())
+    assert statistics["num_finished"] == 200
+    assert april("simulate", trace, "--ratios", "1,2", *QUICK).exit_code == 0
+
+
+def test_help_names_the_commands() -> None:
+    text = april("--help").output
+    for name in ("simulate", "tune", "calibrate", "trace"):
+        assert name in text
+
+
+async def test_a_run_leaves_what_tune_calibrate_and_stats_read(tmp_path: Path) -> None:
+    settings = service_settings(
+        tmp_path,
+        rollout={"n": 2, "ratio": 2.0, "lookahead": 0, "max_lag": 4},
+        engine={
+            "backend": "simulated",
+            "max_num_seqs": 16,
+            "simulated": {"median_tokens": 12, "step_base_s": 0.003, "step_per_sequence_s": 0.0002},
+        },
+    )
+    recorder = open_trace(settings, 1)
+    async with running_service(settings, trace=recorder) as service:
+        headers = await service.open_trainer()
+        for step in range(1, 9):
+            await service.batch(step, headers)
+            await service.publish(step, headers)
+    recorder.close()
+
+    def commands() -> None:
+        calibrated = april("calibrate", tmp_path)
+        assert calibrated.exit_code == 0, calibrated.output
+        engine = json.loads((tmp_path / "calibration.json").read_text())["engine"]
+        assert engine["slots"] == 16
+        assert engine["step_base_s"] + engine["step_per_sequence_s"] > 0
+        out = tmp_path / "out.json"
+        tuned = april("tune", tmp_path, "--ratios", "1,1.5", "--rounds", "40", "--processes", "1", "--json", out)
+        assert tuned.exit_code == 0, tuned.output
+        report = json.loads(out.read_text())
+        assert report["scenario"]["batch_groups"] == 4
+        assert report["scenario"]["engine"] == engine
+        assert {2.0, 1.0} <= {row["ratio"] for row in report["points"]}, "the run's own ratio is tried, too"
+        stats = april("trace", "stats", tmp_path)
+        assert stats.exit_code == 0, stats.output
+        assert "8 rounds" in stats.output or "9 rounds" in stats.output
+
+    await asyncio.to_thread(commands)
