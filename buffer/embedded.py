@@ -58,6 +58,7 @@ class EmbeddedRedis:
         self._process: subprocess.Popen[bytes] | None = None
         self._address: ServerAddress | None = None
         self._num_launches = 0
+        self._login: tuple[int, str] | None = None
 
     @property
     def url(self) -> str:
@@ -93,6 +94,14 @@ class EmbeddedRedis:
                     f"a redis-server holds {self.folder} and doesn't answer: end it, or use another folder"
                 )
         return self
+
+    def revive(self) -> bool:
+        """Start the server again, at the same address, if this object started it and it has ended; whether it had."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        self._process, self._address = None, None
+        self.start()
+        return True
 
     def stop(self) -> None:
         """End the server with SIGTERM and wait for it; one that was only attached to goes on."""
@@ -162,7 +171,9 @@ class EmbeddedRedis:
         path = self.folder / "redis.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
             return f"unix://{path}", ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"]
-        port, password = _free_port(), secrets.token_urlsafe(32)
+        if self._login is None or self._num_launches > 1:  # a second launch finds the port taken
+            self._login = (_free_port(), secrets.token_urlsafe(32))
+        port, password = self._login
         lines = [f"port {port}", "bind 127.0.0.1", f"requirepass {password}"]
         return f"redis://:{password}@127.0.0.1:{port}", lines
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from buffer.embedded import EmbeddedRedis
 from protocol.errors import SettingsError
 from protocol.settings import RunSettings
 from rollout_service.app.build import build_app
@@ -25,6 +26,7 @@ from rollout_service.samples import renew_leases
 
 log = logging.getLogger(__name__)
 
+REDIS_CHECK_INTERVAL_S = 1.0  # how long an embedded server that was killed stays away; looking costs a system call
 SHUTDOWN_GRACE_S = 5  # long polls and event streams are cut after this; everything is parked by then
 
 
@@ -97,6 +99,15 @@ async def _serve(settings: RunSettings, listener: socket.socket) -> None:
         await serving
 
 
+async def keep_redis(redis: EmbeddedRedis) -> None:
+    """Start the embedded server again when it was killed; nobody else would. What was acknowledged is in its AOF."""
+    while True:
+        await asyncio.sleep(REDIS_CHECK_INTERVAL_S)
+        # In this thread: the server ends with the thread that started it.
+        if redis.revive():
+            log.warning("the embedded redis-server had ended and was started again")
+
+
 async def _work(host: Host) -> None:
     async with open_parts(host.settings) as parts:
         host.started(parts)
@@ -106,6 +117,8 @@ async def _work(host: Host) -> None:
                 tasks.create_task(parts.loop.watch())
                 tasks.create_task(show_progress(host.running.board))
                 tasks.create_task(renew_leases(parts.sample_parts, parts.loop.leases))
+                if parts.redis is not None:
+                    tasks.create_task(keep_redis(parts.redis))
         finally:
             host.stopping()
             await parts.delivery.stop()

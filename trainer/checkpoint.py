@@ -106,9 +106,15 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         self._ranks.barrier()
-        for engine in engines:
-            engine.save(partial)
-        save_file(_random_state(), partial / f"random-{self._ranks.rank}.safetensors")
+        try:
+            for engine in engines:
+                engine.save(partial)
+            save_file(_random_state(), partial / f"random-{self._ranks.rank}.safetensors")
+        except RuntimeError as error:  # what torch makes of a disk that is full
+            raise TrainingError(
+                f"the checkpoint of step {state.step} can't be written to {partial.parent} ({error}): free space there "
+                "or set trainer.default_local_dir, and start again from the last checkpoint"
+            ) from error
         self._ranks.barrier()
         if self._ranks.is_main:
             (partial / STATE_NAME).write_text(state.model_dump_json(indent=1))
@@ -156,7 +162,8 @@ class Checkpoints:
             state = TrainerState.model_validate(raw)
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise TrainingError(
-                f"{path} is not a trainer state; remove that checkpoint to go on from an older"
+                f"{path} is not a trainer state: restore it from a copy, since older checkpoints can't be gone on from "
+                "(docs/training.md)"
             ) from error
         wrong = differences(state.settings, self._identity)
         if wrong:

@@ -260,9 +260,17 @@ class TrainingLoop:
             LOG.warning("the service did not take the metrics of step %d: %s", step, error)
 
     def _save_and_acknowledge(self, wall_before_s: float) -> None:
-        """A checkpoint and then the ack, unless the last checkpoint holds this step."""
+        """A checkpoint and then the ack, unless the last checkpoint holds this step.
+
+        Nor while steps fail: the weights may be ruined already, though they are finite, and what is acknowledged can't
+        be trained on again. The run then goes on from the checkpoint before, with the same batches.
+        """
         state = self._state
         if state.step == self._saved_step:
+            return
+        if self._steps_without_update:
+            if self._main:
+                LOG.warning("step %d is not saved, since it was not finite: the last checkpoint stays", state.step)
             return
         state.totals.wall_s = wall_before_s + time.perf_counter() - self._began
         state.extra[UPDATER_STATE] = self._updater.state()

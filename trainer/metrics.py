@@ -72,7 +72,7 @@ def _lag_metrics(total: dict[str, float], largest: dict[str, float]) -> dict[str
     drift = sum(total[f"mismatch_lag_{bucket}"] for start, bucket in LAG_BUCKETS if start)
     return metrics | {
         "mismatch/lag0_mean": metrics["mismatch_by_lag/mean_0"],
-        "mismatch/lag0_max": largest["lag0_largest_mismatch"],
+        "mismatch/lag0_max": largest["lag0_largest_mismatch"] if total["tokens_lag_0"] > 0 else math.nan,
         "mismatch/drift_mean": drift / drifted,
         "mismatch/drift_max": largest["largest_drift"] if drifted > 0 else math.nan,
     }

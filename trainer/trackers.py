@@ -23,6 +23,8 @@ STEP_AXIS = "trainer/step"
 SAMPLES = "samples"
 MAX_MLFLOW_BATCH = 500  # MLflow refuses more than 1,000 metrics, and more than 100 parameters, in one call
 MAX_MLFLOW_PARAMETERS = 100
+# A server that is away holds the start up for half a minute, not for the many minutes of MLflow's own seven tries.
+MLFLOW_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_MLFLOW_VALUE = 6000  # characters of one parameter, beyond which MLflow refuses it
 
 
@@ -94,6 +96,8 @@ class MlflowLogger:
     """A run of MLflow, at MLFLOW_TRACKING_URI, or in the trainer's folder if that is not set."""
 
     def __init__(self, settings: RunSettings, public: Mapping[str, Any]) -> None:
+        for name, value in MLFLOW_PATIENCE.items():
+            os.environ.setdefault(name, value)
         mlflow: Any = importlib.import_module("mlflow")
         self._entities: Any = importlib.import_module("mlflow.entities")
         folder = settings.trainer_dir

@@ -198,9 +198,11 @@ def _missing_defaults(script: Script) -> dict[str, Any]:
         missing.pop("trainer.total_epochs", None)
     if not any(script.has(f"{ACTOR}.ppo_micro_batch_size{suffix}") for suffix in ("", "_per_gpu")):
         missing.pop(f"{ACTOR}.use_dynamic_bsz", None)
-    if script.value(f"{ROLLOUT}.val_kwargs.n", 1) > 1:
+    val_samples = script.value(f"{ROLLOUT}.val_kwargs.n", 1)
+    if isinstance(val_samples, int) and val_samples > 1:
         missing.pop(f"{ROLLOUT}.val_kwargs.do_sample", None)
-    if script.value("data.train_batch_size", 1024) % 256:
+    batch_size = script.value("data.train_batch_size", 1024)
+    if isinstance(batch_size, int) and batch_size % 256:
         missing.pop(f"{ACTOR}.ppo_mini_batch_size", None)
     return missing
 
