@@ -139,7 +139,7 @@ def test_random_states_go_on_with_as_many_ranks_and_are_independent_with_others(
 def test_a_broken_state_is_one_sentence(tmp_path: Path, text: str) -> None:
     folder = opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
     (folder / "state.json").write_text(text)
-    with pytest.raises(TrainingError, match="is not a trainer state; remove that checkpoint"):
+    with pytest.raises(TrainingError, match="is not a trainer state: restore it from a copy"):
         opened(tmp_path).restore([Engine("")])
 
 

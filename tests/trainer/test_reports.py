@@ -46,7 +46,7 @@ def test_totals_weigh_tokens_not_steps() -> None:
 
 def test_token_metrics_of_nothing_are_left_out() -> None:
     values = token_metrics(torch.zeros(len(SUM_NAMES)).double(), torch.zeros(len(MAX_NAMES)).double())
-    assert set(finite(values)) == {"importance/max", "mismatch/lag0_max"}
+    assert set(finite(values)) == {"importance/max"}
 
 
 def test_console_is_a_line_on_a_terminal_and_json_on_a_pipe() -> None:
