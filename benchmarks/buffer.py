@@ -218,7 +218,7 @@ def show(tables: dict[str, Rows], json_file: Path | None) -> None:
 @click.option("--samples", default=64, show_default=True, help="Samples of one measured run of transitions.")
 @click.option("--running", default=10_000, show_default=True, help="Most samples that run at once in a service.")
 def main(json_file: Path | None, groups: int, samples: int, running: int) -> None:
-    """Time the buffer on a redis-server of its own (AOF every second), then weigh a service that uses one."""
+    """Time the buffer on a redis-server of its own (AOF synced at every write), then weigh a service that uses one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with EmbeddedRedis(folder / "redis") as server:
