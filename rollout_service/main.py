@@ -27,6 +27,7 @@ from rollout_service.samples import renew_leases
 log = logging.getLogger(__name__)
 
 REDIS_CHECK_INTERVAL_S = 1.0  # how long an embedded server that was killed stays away; looking costs a system call
+SLOW_STOP_S = 15.0  # parking takes milliseconds: who waits for longer wants to know for what
 SHUTDOWN_GRACE_S = 5  # long polls and event streams are cut after this; everything is parked by then
 
 
@@ -92,6 +93,8 @@ async def _serve(settings: RunSettings, listener: socket.socket) -> None:
         for task in (working, stopping):
             if not task.done():
                 task.cancel()
+        while not (await asyncio.wait({working}, timeout=SLOW_STOP_S))[0]:
+            log.warning("stopping takes long; what still runs: %s", "; ".join(map(str, asyncio.all_tasks())))
         with contextlib.suppress(asyncio.CancelledError):
             await working
     finally:
