@@ -1,8 +1,8 @@
 """Waiting for a Redis that doesn't answer.
 
-Always true: a call is made again only while it failed with UnavailableError and its patience lasts, at most once a
-second; however many calls wait at once, they are one outage, which is logged when it begins and when it ends, and
-`waiting_since` says since when for as long as one of them waits.
+Always true: who is cancelled while it waits ends; a call is made again only while it failed with UnavailableError and
+its patience lasts, at most once a second; however many calls wait at once, they are one outage, which is logged when it
+begins and when it ends, and `waiting_since` says since when for as long as one of them waits.
 """
 
 import asyncio
@@ -45,6 +45,22 @@ class Outage:
             if self._num_waiting == 0:
                 waited_s, self.waiting_since = time.time() - self.waiting_since, None
                 _LOG.warning("Redis %s after %.1f s", "answers again" if answered else "was given up", waited_s)
+
+
+async def heeding_cancellation(call: Awaitable[T]) -> T:
+    """What `call` returns or raises, unless its task was cancelled meanwhile, which is then never forgotten.
+
+    redis-py sends within `asyncio.wait_for`, and before Python 3.12 that drops a cancellation which comes as the send
+    completes: a task that asks Redis for ever would never end (https://github.com/python/cpython/issues/86296).
+    """
+    task = asyncio.current_task()
+    assert task is not None, "awaited by a task"
+    before = task.cancelling()
+    try:
+        return await call
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def patiently(

@@ -32,7 +32,7 @@ from redis.exceptions import (
 
 from buffer.keys import Keys
 from buffer.link import Link
-from buffer.patience import patiently
+from buffer.patience import heeding_cancellation, patiently
 from protocol.errors import (
     AprilError,
     BufferFullError,
@@ -213,7 +213,7 @@ class Store:
     async def _call(self, send: Callable[[Redis], Awaitable[T]], waits_when_full: bool = True) -> T:
         async def once() -> T:
             async with _redis_errors():
-                return await self.link.use(send)
+                return await heeding_cancellation(self.link.use(send))
 
         return await patiently(once, self.patience_s, self.link.outage, waits_when_full)
 

@@ -79,7 +79,8 @@ class Delivery:
         if remaining_s <= 0:
             return False
         try:
-            await asyncio.wait_for(self._offered.wait(), remaining_s)
+            async with asyncio.timeout(remaining_s):
+                await self._offered.wait()
         except TimeoutError:
             return False
         return True

@@ -77,7 +77,8 @@ class EngineActor:
         if not self._outbox:
             self._filled.clear()
             try:
-                await asyncio.wait_for(self._filled.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._filled.wait()
             except TimeoutError:
                 return Delivery([], self._engine.stats())
         items, self._outbox = self._outbox, []
