@@ -16,7 +16,7 @@ import itertools
 import tempfile
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -223,12 +223,28 @@ def run(policies: tuple[Policy, ...], workload: Workload, shape: Shape) -> Measu
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the table as JSON.")
 @click.option("--lengths-csv", type=click.Path(exists=True, path_type=Path), help="CSV with a column GeneratedTokens.")
 @click.option("--rounds", type=int, help="Measured rounds of each policy.")
+@click.option("--groups", type=click.IntRange(1), help="Groups in a batch.")
+@click.option("--samples", type=click.IntRange(2), help="Samples in a group.")
+@click.option("--slots", type=click.IntRange(1), help="Slots of the engine.")
 @click.option("--quick", is_flag=True, help="Small batches and few rounds: whether it works, not how fast it is.")
-def main(json_file: Path | None, lengths_csv: Path | None, rounds: int | None, quick: bool) -> None:
+def main(
+    json_file: Path | None,
+    lengths_csv: Path | None,
+    rounds: int | None,
+    groups: int | None,
+    samples: int | None,
+    slots: int | None,
+    quick: bool,
+) -> None:
     """Measure policies of rounds on vLLM."""
     shape = QUICK if quick else FULL
-    if rounds:
-        shape = Shape(**{**_sizes(shape), "rounds": rounds})
+    shape = replace(
+        shape,
+        rounds=rounds or shape.rounds,
+        batch_groups=groups or shape.batch_groups,
+        group_samples=samples or shape.group_samples,
+        slots=slots or shape.slots,
+    )
     workload = workload_of(lengths_csv, shape)
     tail = tail_of(workload)
     if tail < TAIL_WANTED:
@@ -239,10 +255,6 @@ def main(json_file: Path | None, lengths_csv: Path | None, rounds: int | None, q
         rows_of(run(POLICIES, workload, shape)),
         json_file,
     )
-
-
-def _sizes(shape: Shape) -> dict[str, int]:
-    return {name: getattr(shape, name) for name in Shape.__slots__}
 
 
 if __name__ == "__main__":

@@ -54,7 +54,10 @@ class SegmentSpan(BaseModel):
 
 
 class SampleHeader(BaseModel):
-    """What a trained sample has besides its tensors."""
+    """What a trained sample has besides its tensors.
+
+    `continued_from`: the id under which a group of an earlier epoch started it, if that group was READY without it.
+    """
 
     model_config = ConfigDict(extra="forbid")
     sample_id: str
@@ -62,6 +65,7 @@ class SampleHeader(BaseModel):
     num_resumes: int
     reward_parts: dict[str, float]
     segments: list[SegmentSpan]
+    continued_from: str | None = None
 
 
 class FailedSample(BaseModel):
@@ -215,4 +219,5 @@ def _sample_header(sample: Sample) -> SampleHeader:
         num_resumes=sample.num_resumes,
         reward_parts=sample.reward.parts if sample.reward else {},
         segments=[SegmentSpan(start=s.start, end=s.end, version=s.version, kv_kept=s.kv_kept) for s in sample.segments],
+        continued_from=sample.continued_from,
     )

@@ -32,8 +32,9 @@ from protocol.messages import Status
 from protocol.settings import RunSettings, load_settings
 from protocol.settings.rollout import EngineBackend
 from protocol.states import GroupState
+from rollout_service.prompts.user_source import call_source
 from tests.support.journal import Journal
-from tests.support.scenes import NUM_PROMPTS, TOML
+from tests.support.scenes import TOML
 from tests.support.tcp_proxy import TcpProxy
 
 ROOT = Path(__file__).parents[2]
@@ -307,6 +308,7 @@ def _listens(port: int) -> bool:
 
 
 def _config(settings: RunSettings) -> dict[str, Any]:
+    assert settings.data.source is not None, "scenes have one"
     simulated = settings.engine.simulated
     return {
         "seed": settings.run.seed,
@@ -315,7 +317,7 @@ def _config(settings: RunSettings) -> dict[str, Any]:
         "max_response_length": settings.data.max_response_length,
         "max_lag": settings.rollout.max_lag,
         "batch_groups": settings.data.train_batch_size,
-        "num_prompts": NUM_PROMPTS,
+        "num_prompts": len(call_source(settings.data.source, settings)[0]),
         "simulated": settings.engine.backend is EngineBackend.SIMULATED,
         "step_s": simulated.step_base_s if settings.engine.backend is EngineBackend.SIMULATED else None,
         "checkpoint_interval_s": settings.rollout.checkpoint_interval_s,
@@ -349,6 +351,12 @@ async def _final_state(settings: RunSettings, redis_port: int) -> dict[str, Any]
             sample.sample_id: [[s.start, s.version, s.tokens.tolist(), s.logprobs.tolist()] for s in sample.segments]
             for group in groups
             for sample in group.samples
+        },
+        "continued": {
+            sample.sample_id: sample.continued_from
+            for group in groups
+            for sample in group.samples
+            if sample.continued_from
         },
     }
 

@@ -27,6 +27,8 @@ CLOCKS_S = 0.05  # Redis counts leases by another clock of the same machine
 TERMINAL = ("scored", "failed")  # their tokens may be in a spooled batch and deleted here
 TICKS = 3  # steps of the engine that may pass between the last look at the clock and the kill
 DIGEST_BYTES = 8
+ORDERLY_ENDS = "orderly ends of a service"
+ORDERLY_SAMPLES = "samples that ran when a service ended in order"
 BLAMED = ("engine_died", "quarantined")
 
 
@@ -190,13 +192,19 @@ def _pieces(run: RunHistory, found: dict[str, Story]) -> Iterator[Violation]:
             part = slice(begin, int(batch.sample_offsets[index + 1]))
             arrays = batch.tokens[part], batch.logprobs[part], batch.versions[part]
             where = f"step {batch.header.step}, sample {sample.sample_id}"
-            yield from _compare(run, where, found[sample.sample_id].writes, *arrays)
+            yield from _compare(run, where, _writes(run, found, sample.sample_id), *arrays)
     for sample_id, segments in final_samples(run).items():
         tokens = np.array([token for _, _, piece, _ in segments for token in piece], np.int32)
         logprobs = np.array([value for _, _, _, piece in segments for value in piece], np.float32)
         versions = np.array([version for _, version, piece, _ in segments for _ in piece], np.int32)
         where = f"sample {sample_id} in the buffer"
-        yield from _compare(run, where, found[sample_id].writes, tokens, logprobs, versions)
+        yield from _compare(run, where, _writes(run, found, sample_id), tokens, logprobs, versions)
+
+
+def _writes(run: RunHistory, found: dict[str, Story], sample_id: str) -> list[Record]:
+    """Of the sample, under a former id, too."""
+    origin = run.origins.get(sample_id)
+    return [*(found[origin].writes if origin else ()), *found[sample_id].writes]
 
 
 def _compare(
@@ -223,7 +231,7 @@ def _crashes(run: RunHistory, found: dict[str, Story]) -> Iterator[Violation]:
         if end is None:
             continue
         if end["code"] == 0:
-            run.saw("G7", "orderly ends of a service")
+            run.saw("G7", ORDERLY_ENDS)
         died_at = min(killed.get(flight["pid"], end["at"]), end["at"])
         for row in flight["rows"]:
             after = _next_length(run, found[row["sample"]], row["sample"], end["at"])
@@ -242,7 +250,7 @@ def _next_length(run: RunHistory, story: Story, sample: str, at: float) -> int |
 
 def _lost(run: RunHistory, row: dict[str, Any], lost: int, died_at: float, in_order: bool) -> Iterator[Violation]:
     interval_s = run.config["checkpoint_interval_s"]
-    run.saw("G7", "samples that ran when a service died")
+    run.saw("G7", ORDERLY_SAMPLES if in_order else "samples that ran when a service died")
     run.saw("G7", "tokens lost with them", lost)
     if step_s := run.config.get("step_s"):
         run.saw_at_most("G7", f"of these by one sample; an interval is {interval_s / step_s:.0f}", lost)

@@ -33,9 +33,17 @@ class RunHistory:
         self.calls = self.by_kind["call"]
         self.batches = {sha: decode_batch(data) for sha, data in batches.items()}
         self.seen: Counter[tuple[str, str]] = Counter()
+        self.origins = self._origins()
         ended = self.by_kind["ended"]
         self._redis_ends = sorted(r["at"] for r in ended if r["process"] == "redis")
         self.service_ends = {r["child"]: r for r in ended if r["process"] == "service"}
+
+    def _origins(self) -> dict[str, str]:
+        """Sample -> the id under which a group of an earlier epoch started it."""
+        found: dict[str, str] = dict((self.final or {}).get("continued", {}))
+        for batch in self.batches.values():
+            found |= {s.sample_id: s.continued_from for s in batch.header.samples if s.continued_from}
+        return found
 
     def saw(self, promise: str, what: str, count: int = 1) -> None:
         """Something that a promise was judged by; a promise without any was not observed."""

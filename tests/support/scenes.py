@@ -1,6 +1,7 @@
 """What runs under faults: the settings of a small run, on the simulated engine and on vLLM."""
 
-NUM_PROMPTS = 180  # of tests.support.tasks
+# Samples that their group does without wait for their prompt, so few prompts come up again and again.
+POOLING = ("--rollout.samples_ratio=1.5", "--data.source=tests.support.tasks:few_rows")
 
 TOML = """
 [run]

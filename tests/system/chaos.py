@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +31,7 @@ from tests.support.journal import Record, read_history
 from tests.support.nemesis import Nemesis
 from tests.support.recovery import recoveries, service_start_s, undisturbed_step_s
 from tests.support.run_history import Violation
-from tests.support.scenes import TOML, VLLM_TOML
+from tests.support.scenes import POOLING, TOML, VLLM_TOML
 from tests.support.scripted_trainer import FENCED_EXIT
 
 STEPS_AFTERWARDS = 4
@@ -50,6 +50,7 @@ class Scene:
     """How long a fault may wait for the one before to be recovered from."""
     rest_s: float = 120.0
     """How long the system may take to come to rest."""
+    overrides: tuple[str, ...] = ()
 
 
 SIMULATED = Scene()
@@ -66,7 +67,7 @@ def run_chaos(
     folder: Path, model: Path, seed: int, seconds: float, num_faults: int | None, scene: Scene = SIMULATED
 ) -> Report:
     """Faults for `seconds`, or until there were `num_faults`; then rest, and judgement."""
-    with open_system(folder, model, scene.toml) as system:
+    with open_system(folder, model, scene.toml, scene.overrides) as system:
         nemesis = Nemesis(system, seed, scene.only)
         system.start_service()
         system.start_trainer()
@@ -183,10 +184,13 @@ def main() -> int:
     parser.add_argument("--faults", type=int, help="until this many faults have happened")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000)
     parser.add_argument("--engine", choices=("simulated", "vllm"), default="simulated")
+    parser.add_argument("--pooling", action="store_true", help="with rollout.samples_ratio > 1 and few prompts")
     parser.add_argument("--json", type=Path, help="write the report as JSON")
     parser.add_argument("--dir", type=Path, help="folder for histories and logs [default: a new temporary one]")
     words = parser.parse_args()
     scene, make = (VLLM, make_policy) if words.engine == "vllm" else (SIMULATED, make_tokenizer_only)
+    if words.pooling:
+        scene = replace(scene, overrides=POOLING)
     folder = words.dir or Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(width=max(MIN_WIDTH, Console().width))
