@@ -131,6 +131,32 @@ def test_good_history_has_no_violation(good):
     assert good.promises_broken() == set()
 
 
+def continued(group_id: str, origin: str, under_origin: int) -> Sample:
+    """A response that `origin` began with so many tokens, before its prompt came up again."""
+    sample_id = f"{group_id}.000"
+    end = under_origin + 3
+    first, rest = segment(origin, 0, under_origin, 0, -1), segment(sample_id, under_origin, end, 1, -1)
+    rest.tokens[-1] = END_TOKEN
+    return Sample(
+        sample_id,
+        group_id,
+        0,
+        SampleState.SCORED,
+        (first, rest),
+        finish_reason=FinishReason.STOP,
+        reward=Reward(1.0),
+        continued_from=origin,
+    )
+
+
+@pytest.mark.parametrize("origin", ["g000000009.001", "g000000008.001"])
+def test_a_continued_sample_is_written_under_both_its_ids(good, origin):
+    went_on = continued("g000000006", "g000000009.001", 4)
+    samples = (replace(went_on, continued_from=origin), sample("g000000006", 1, (1,)))
+    good.serve(3, [replace(group(6), samples=samples), group(7, (1,))], 1, 8.0, epoch=2)
+    assert good.promises_broken() == (set() if origin == "g000000009.001" else {"G4"})
+
+
 def unbalanced(history: History) -> None:
     history.find(kind="status")["ledger"] = LEDGER | {"open": 2}
 
