@@ -254,20 +254,29 @@ def _written(
 ) -> Iterator[Violation]:
     """Each token is what its version writes at its place; of a continued sample first under its former id."""
     origin = run.origins.get(sample_id)
-    writer = origin or sample_id
+    expected, expected_logprobs = _by(sample_id, spans)
+    if origin is not None:
+        former, former_logprobs = _by(origin, spans)
+        differ = np.flatnonzero(logprobs != former_logprobs)
+        began = int(differ[0]) if len(differ) else len(tokens)
+        expected = np.concatenate([former[:began], expected[began:]])
+        expected_logprobs = np.concatenate([former_logprobs[:began], expected_logprobs[began:]])
+    # How long a continued sample gets follows from both its ids, so that it has ended is taken from its last token.
+    whole = origin is not None or len(tokens) == _drawn_length(run.config, sample_id)
+    if whole and ended is not False and len(tokens) and (origin is None or tokens[-1] == END_TOKEN):
+        expected[-1] = END_TOKEN
     for start, end, version in spans:
-        if writer == origin and not np.array_equal(
-            logprobs[start:end], simulated_logprobs(origin, start, end - start, version)
-        ):
-            writer = sample_id
-        expected = simulated_tokens(writer, start, end - start, version)
-        whole = bool(ended) if origin else len(tokens) == _drawn_length(run.config, sample_id) and ended is not False
-        if whole and end == len(tokens) and end > start:
-            expected[-1] = END_TOKEN
-        if not np.array_equal(tokens[start:end], expected):
+        if not np.array_equal(tokens[start:end], expected[start:end]):
             yield Violation("G4", f"{where}: tokens {start}..{end} are not those of version {version}")
-        if not np.array_equal(logprobs[start:end], simulated_logprobs(writer, start, end - start, version)):
+        if not np.array_equal(logprobs[start:end], expected_logprobs[start:end]):
             yield Violation("G4", f"{where}: log-probs {start}..{end} are not those of version {version}")
+
+
+def _by(writer: str, spans: Sequence[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and log-probs of a response that `writer` wrote alone."""
+    tokens = [simulated_tokens(writer, start, end - start, version) for start, end, version in spans]
+    logprobs = [simulated_logprobs(writer, start, end - start, version) for start, end, version in spans]
+    return np.concatenate([np.zeros(0, np.int32), *tokens]), np.concatenate([np.zeros(0, np.float32), *logprobs])
 
 
 def _length(config: Record, where: str, sample_id: str, num_tokens: int, ended: bool) -> Iterator[Violation]:
