@@ -5,12 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 UV_VERSION := 0.13.9
-EXTRAS := service-cpu,ray,embedded-redis,trainer,trackers,plots,dev
+EXTRAS := service-cpu,ray,embedded-redis,trainer,trackers,plots,tracing,dev
 TORCH_SOURCE := $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS),--torch-backend=cpu)
 export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install demo test test-slow chaos lint format bench bench-trainer lock clean
+.PHONY: install demo test test-slow check-monitoring screenshots chaos lint format bench bench-trainer lock clean
 
 install: $(READY)
 
@@ -30,6 +30,14 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+# Needs promtool and prometheus (Debian's package prometheus); what needs them is skipped without.
+check-monitoring: $(READY)
+	$(BIN)/python -m pytest tests/deploy/test_boards.py tests/deploy/test_compose.py $(ARGS)
+
+# Needs Chromium (Debian's package chromium); with its fonts-inter the letters are those of the pictures in docs/images.
+screenshots: $(READY)
+	$(BIN)/python -m deploy.screenshots $(ARGS)
 
 chaos: $(READY)
 	$(BIN)/python -m tests.system.chaos $(ARGS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import numpy as np
 
 from benchmarks.long_tail import (
     FULL,
@@ -32,6 +33,7 @@ from rollout_service.engines.pool import EnginePool
 from rollout_service.engines.vllm_engine import VllmEngine
 from rollout_service.scheduler.decisions import RoundLimits
 from rollout_service.tuning.calibration import Calibration
+from rollout_service.tuning.closed_forms import ceiling_tokens_per_s
 from rollout_service.tuning.forecast import LengthForecast
 from rollout_service.tuning.simulation import Simulation, TrainerModel
 from rollout_service.tuning.workload import PromptLengths, Workload
@@ -118,7 +120,16 @@ def rows_of(
                 "its prediction": predicted.off_policy,
             }
         )
+    rows.append(_ceiling_row(calibration, measured, workload))
     return rows
+
+
+def _ceiling_row(calibration: Calibration, measured: Measured, workload: Workload) -> dict[str, object]:
+    """The engine without any service: what is off here is the calibration's fault, or the machine's."""
+    prompts = [workload.prompt(index, measured.shape.group_samples) for index in range(measured.shape.num_prompts)]
+    rate, predicted = float(np.median(measured.ceiling)), ceiling_tokens_per_s(calibration.engine, prompts)
+    row: dict[str, object] = {"policy": "(d) endless", "tokens/s": rate, "predicted": predicted}
+    return row | {"off by": predicted / rate - 1, "off-policy": "", "its prediction": ""}
 
 
 @click.command()

@@ -36,7 +36,7 @@ LONGEST = 400  # the demo's model holds 512 tokens; long responses are cut here,
 MEDIAN, BETWEEN, WITHIN = 40.0, 0.7, 0.7  # p99/p50 = exp(2.33 sqrt(0.7² + 0.7²)) = 10 before the cut
 TAIL_WANTED = 5.0  # p99/p50
 AZURE_SCALE = 4  # lengths of the trace are divided by it, to fit the model's context
-NUM_THREADS = 2
+NUM_THREADS = 1  # of the engine: beside it the service needs a core, as it has where engines run on GPUs
 CEILING_S = 4.0  # of each turn of the ceiling
 ENDLESS_GROUPS = 1_000_000  # numbers of the ceiling's requests, beyond those of any policy
 

@@ -2,10 +2,13 @@
 
 Always true: who is cancelled while it waits ends; a call is made again only while it failed with UnavailableError and
 its patience lasts, at most once a second; however many calls wait at once, they are one outage, which is logged when it
-begins and when it ends, and `waiting_since` says since when for as long as one of them waits.
+begins and when it ends, and `waiting_since` says since when for as long as one of them waits. A call that has had no
+answer for `SLOW_CALL_S` counts as waiting: a Redis that is stopped cuts no connection, and its silence is an error only
+after the much longer time-out.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -15,6 +18,7 @@ from typing import TypeVar
 from protocol.errors import BufferFullError, UnavailableError
 
 FIRST_WAIT_S = 0.02  # a connection that was cut is there again at once
+SLOW_CALL_S = 1.0  # a transition takes a millisecond; with a look at Redis every 2 s, silence is known after 1 to 3
 LONGEST_WAIT_S = 1.0  # more would idle the engines after Redis is back, less would load it while it reads its AOF
 
 T = TypeVar("T")
@@ -23,18 +27,41 @@ _LOG = logging.getLogger(__name__)
 
 
 class Outage:
-    """The calls that wait for Redis now."""
+    """The calls that wait for Redis now. Times are seconds since the epoch."""
 
     def __init__(self) -> None:
-        self.waiting_since: float | None = None  # seconds since the epoch
+        self._since: float | None = None
         self._num_waiting = 0
+        self._asked: dict[int, float] = {}  # calls that are under way, the oldest first
+        self._numbers = itertools.count()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when calls wait for Redis, None if none does."""
+        if self._since is not None:
+            return self._since
+        oldest = next(iter(self._asked.values()), None)
+        return oldest if oldest is not None and time.time() - oldest > SLOW_CALL_S else None
 
     @contextmanager
-    def waiting(self, error: UnavailableError) -> Generator[None]:
-        """One more call waits, because of `error`, until the block is left: by an exception if it gave up."""
+    def asking(self) -> Generator[None]:
+        """A call is under way until the block is left."""
+        number = next(self._numbers)
+        self._asked[number] = time.time()
+        try:
+            yield
+        finally:
+            del self._asked[number]
+
+    @contextmanager
+    def waiting(self, error: UnavailableError, since: float) -> Generator[None]:
+        """One more call waits, because of `error`, until the block is left: by an exception if it gave up.
+
+        It was made first at `since`.
+        """
         self._num_waiting += 1
-        if self.waiting_since is None:
-            self.waiting_since = time.time()
+        if self._since is None:
+            self._since = since
             _LOG.warning("waiting for Redis: %s", error)
         answered = False
         try:
@@ -43,7 +70,7 @@ class Outage:
         finally:
             self._num_waiting -= 1
             if self._num_waiting == 0:
-                waited_s, self.waiting_since = time.time() - self.waiting_since, None
+                waited_s, self._since = time.time() - self._since, None
                 _LOG.warning("Redis %s after %.1f s", "answers again" if answered else "was given up", waited_s)
 
 
@@ -70,14 +97,14 @@ async def patiently(
 
     Without `waits_when_full` a BufferFullError is raised whenever it comes.
     """
-    deadline = time.monotonic() + patience_s
+    since, deadline = time.time(), time.monotonic() + patience_s
     try:
         return await call()
     except UnavailableError as error:
         if patience_s <= 0 or (isinstance(error, BufferFullError) and not waits_when_full):
             raise
         first = error
-    with outage.waiting(first):
+    with outage.waiting(first, since):
         return await _again(call, deadline, waits_when_full)
 
 

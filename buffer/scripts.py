@@ -213,7 +213,8 @@ class Store:
     async def _call(self, send: Callable[[Redis], Awaitable[T]], waits_when_full: bool = True) -> T:
         async def once() -> T:
             async with _redis_errors():
-                return await heeding_cancellation(self.link.use(send))
+                with self.link.outage.asking():
+                    return await heeding_cancellation(self.link.use(send))
 
         return await patiently(once, self.patience_s, self.link.outage, waits_when_full)
 

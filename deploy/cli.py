@@ -1,6 +1,7 @@
 """The `april` command. Each subcommand imports what it needs when it runs, so that `--help` is quick."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from deploy.buffer_commands import buffer_group
 from deploy.console import configure_logging, run_reporting_errors
 from deploy.data_commands import data_group
 from deploy.from_verl import from_verl
+from deploy.report_command import report
 from deploy.toml import toml_text
+from deploy.top.command import top
 from deploy.tuning_commands import calibrate, simulate, trace_group, tune
-from protocol.settings import RunSettings, dump_settings, iter_fields, load_settings
+from protocol.settings import RunSettings, dump_settings, iter_fields, load_settings, settings_without_effect
+
+LOG = logging.getLogger("april")
 
 OVERRIDES: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 JSON_FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
@@ -63,7 +68,9 @@ def serve(run_toml: Path, overrides: tuple[str, ...], dry_run: bool) -> None:
         if not _dry(settings, dry_run):
             from rollout_service.main import serve as run_service
 
-            configure_logging()
+            configure_logging(settings)
+            for sentence in settings_without_effect(settings):
+                LOG.warning("%s", sentence)
             run_service(settings)
 
     run_reporting_errors(work)
@@ -88,9 +95,11 @@ def train(run_toml: Path, overrides: tuple[str, ...], dry_run: bool, nproc: int,
 
         wait_passively()
         from trainer.main import train as run_training
+        from trainer.stopping import stop_no_more
 
-        configure_logging()
+        configure_logging(settings)
         run_training(settings)
+        stop_no_more()
 
     run_reporting_errors(work)
 
@@ -134,11 +143,15 @@ main.add_command(simulate)
 main.add_command(tune)
 main.add_command(calibrate)
 main.add_command(trace_group)
+main.add_command(top)
+main.add_command(report)
 
 
 def _dry(settings: RunSettings, dry_run: bool) -> bool:
     if dry_run:
         click.echo(toml_text(dump_settings(settings)), nl=False)
+        for sentence in settings_without_effect(settings):
+            click.echo(f"april: warning: {sentence}", err=True)
     return dry_run
 
 

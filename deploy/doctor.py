@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.errors import AprilError
-from protocol.settings import RunSettings, dump_settings
+from protocol.settings import RunSettings, dump_settings, settings_without_effect
 from protocol.settings.rollout import EngineBackend
 from protocol.settings.service import EMBEDDED
 
@@ -69,6 +69,7 @@ def examine(settings: RunSettings, json_file: Path | None, start_engine: bool) -
 
 async def _examine(settings: RunSettings, start_engine: bool) -> list[Finding]:
     findings = [Finding(check="settings", level=Level.OK, text=_settings_in_short(settings))]
+    findings += [Finding(check="settings", level=Level.WARNING, text=t) for t in settings_without_effect(settings)]
     findings += [check_versions(), check_disk(settings), check_port(settings)]
     for name, check in (("prompts", check_prompts), ("redis", check_redis)):
         findings.append(await _guarded(name, check, settings))

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from deploy.console import run_reporting_errors
 from deploy.toml import toml_text
+from deploy.verl.notes import find_notes
 from deploy.verl.outcome import Status
-from deploy.verl.overrides import find_overrides
-from deploy.verl.shell import read_script
+from deploy.verl.overrides import find_command, find_overrides
+from deploy.verl.shell import read_with_notes
 from deploy.verl.translate import Row, Translation, translate
 from protocol.errors import DataError, SettingsError
 from protocol.settings import load_settings
@@ -49,7 +50,9 @@ def convert(script: Path) -> Translation:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{script} can't be read ({error}); name a verl launch script") from error
     environment = {name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ}
-    return translate(find_overrides(read_script(text, environment)))
+    commands, notes = read_with_notes(text, environment)
+    notes += find_notes(commands, find_command(commands))
+    return translate(find_overrides(commands), sorted(notes, key=lambda note: note.line))
 
 
 def run_toml(translation: Translation, script: Path) -> str:

@@ -5,7 +5,7 @@ report in a file that was named.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.console import run_reporting_errors
+from deploy.tuning_options import DEFAULT_RATIOS, Choices, Finite, Numbers
 from protocol.errors import SettingsError
+from protocol.samples import MAX_GROUP_SAMPLES
 from protocol.settings import load_settings
 from protocol.settings.rollout import Admission, RoundOrder
 
@@ -25,51 +27,15 @@ if TYPE_CHECKING:
 
 OVERRIDES: dict[str, Any] = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 FILE = click.Path(path_type=Path, dir_okay=False)
-DEFAULT_RATIOS = "1,1.25,1.5,2,3"
 TUNED_RATIOS = "1,1.1,1.25,1.5,1.75,2,2.5,3"
 TUNED_LOOKAHEADS = (0, 1)
+MAX_GROUPS = 100_000  # a batch of millions of responses: more than is trained on at once
+MAX_ROUNDS = 1_000_000  # errors of a thousandth
+MAX_PROCESSES = 1024
+MAX_RATIO = 1000  # as the settings have it
+MAX_LOOKAHEAD = 64  # the lag grows with it, and the rounds until the buffer is as full as it will be
+LONGEST_S = 1e6  # eleven days for one step
 TUNE_ROUNDS = 300  # a point's throughput is then known to about 1 %
-
-
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers with commas between them, each at least `least`."""
-
-    name = "NUMBER,..."
-
-    def __init__(self, least: float) -> None:
-        self._least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """Refuse what is no number or too small."""
-        if isinstance(value, tuple):
-            return value  # pyright: ignore[reportUnknownVariableType]  a default that was converted before
-        found: list[float] = []
-        for text in str(value).split(","):
-            try:
-                number = float(text)
-            except ValueError:
-                self.fail(f"{text!r} is no number: write them like {DEFAULT_RATIOS}", param, ctx)
-            if not self._least <= number <= 1000:
-                self.fail(f"{text.strip()} must be between {self._least:g} and 1000", param, ctx)
-            found.append(number)
-        return tuple(dict.fromkeys(found))
-
-
-class Choices(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them, of a closed set."""
-
-    name = "NAME,..."
-
-    def __init__(self, known: Iterable[str]) -> None:
-        self._known = tuple(known)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Refuse unknown names."""
-        names = value if isinstance(value, tuple) else tuple(str(value).split(","))
-        for name in names:
-            if name not in self._known:
-                self.fail(f"{name!r} is none of {', '.join(self._known)}", param, ctx)
-        return tuple(dict.fromkeys(names))  # pyright: ignore[reportUnknownArgumentType]  names, as checked above
 
 
 def _scenario_options(function: Any) -> Any:
@@ -78,17 +44,23 @@ def _scenario_options(function: Any) -> Any:
         click.option("--lengths-column", help="Column of response lengths in tokens."),
         click.option("--prompt-column", help="Column of prompt lengths in tokens."),
         click.option("--lengths", help="A list of lengths, a trace, or a distribution: lognormal:median=200,sigma=1."),
-        click.option("--groups", type=click.IntRange(1), help="N, prompts of a batch [default: the run's, else 16]."),
-        click.option("--samples", type=click.IntRange(1), help="n, samples of a prompt [default: the run's, else 8]."),
+        click.option(
+            "--groups", type=click.IntRange(1, MAX_GROUPS), help="N, prompts of a batch [default: the run's, else 16]."
+        ),
+        click.option(
+            "--samples",
+            type=click.IntRange(1, MAX_GROUP_SAMPLES),
+            help="n, samples of a prompt [default: the run's, else 8].",
+        ),
         click.option("--slots", type=click.IntRange(1), help="Sequences that all engines decode at once."),
         click.option("--max-lag", type=click.IntRange(0), help="Lag bound of the scheduler [default: never binding]."),
         click.option(
-            "--trainer-s", type=click.FloatRange(0), help="Seconds of a trainer's step [default: the trace's]."
+            "--trainer-s", type=Finite(0, LONGEST_S), help="Seconds of a trainer's step [default: the trace's]."
         ),
-        click.option("--install-s", type=click.FloatRange(0), help="Seconds of an install [default: the trace's]."),
+        click.option("--install-s", type=Finite(0, LONGEST_S), help="Seconds of an install [default: the trace's]."),
         click.option("--engine", type=FILE, help="Engine model that `april calibrate` wrote."),
         click.option("--kv-tokens", type=click.IntRange(0), help="Tokens that the KV cache holds; 0 is no bound."),
-        click.option("--processes", type=click.IntRange(1), help="Processes [default: one a core]."),
+        click.option("--processes", type=click.IntRange(1, MAX_PROCESSES), help="Processes [default: one a core]."),
         click.option("--json", "json_file", type=FILE, help="Write the report as JSON."),
     )
     for option in reversed(options):
@@ -99,11 +71,17 @@ def _scenario_options(function: Any) -> Any:
 @click.command(context_settings=OVERRIDES)
 @click.argument("source", required=False, metavar="[RUN]")
 @click.argument("overrides", nargs=-1, metavar="[--section.field=value]...")
-@click.option("--ratios", type=Numbers(1.0), default=DEFAULT_RATIOS, show_default=True, help="Ratios to simulate.")
+@click.option(
+    "--ratios", type=Numbers(1, MAX_RATIO), default=DEFAULT_RATIOS, show_default=True, help="Ratios to simulate."
+)
 @click.option("--policies", type=Choices(Admission), help="Admission policies [default: the run's, else fixed].")
 @click.option("--orders", type=Choices(RoundOrder), help="Orders within a round [default: the run's, else fifo].")
-@click.option("--lookaheads", type=Numbers(0.0), help="Lookaheads [default: the run's, else 0].")
-@click.option("--rounds", type=click.IntRange(4), default=2000, show_default=True, help="Rounds of each point.")
+@click.option(
+    "--lookaheads", type=Numbers(0, MAX_LOOKAHEAD, whole=True), help="Lookaheads [default: the run's, else 0]."
+)
+@click.option(
+    "--rounds", type=click.IntRange(4, MAX_ROUNDS), default=2000, show_default=True, help="Rounds of each point."
+)
 @click.option("--png", type=FILE, help="Write the plot of throughput against off-policy share.")
 @click.option("--html", type=FILE, help="Write plot and table as one page.")
 @_scenario_options
@@ -126,13 +104,17 @@ def simulate(source: str | None, overrides: tuple[str, ...], **options: Any) -> 
 @click.command(context_settings=OVERRIDES)
 @click.argument("source", required=False, metavar="[RUN]")
 @click.argument("overrides", nargs=-1, metavar="[--section.field=value]...")
-@click.option("--ratios", type=Numbers(1.0), default=TUNED_RATIOS, show_default=True, help="Ratios to try.")
+@click.option("--ratios", type=Numbers(1, MAX_RATIO), default=TUNED_RATIOS, show_default=True, help="Ratios to try.")
 @click.option("--policies", type=Choices(Admission), help="Policies to try [default: the run's, else fixed].")
 @click.option("--orders", type=Choices(RoundOrder), help="Orders to try [default: the run's, else fifo].")
-@click.option("--lookaheads", type=Numbers(0.0), help="Lookaheads to try [default: 0, 1 and the run's].")
-@click.option("--rounds", type=click.IntRange(40), default=TUNE_ROUNDS, show_default=True, help="Rounds of a point.")
-@click.option("--max-off-policy-share", type=click.FloatRange(0, 1), help="Largest share of off-policy tokens.")
-@click.option("--max-mean-lag", type=click.FloatRange(0), help="Largest mean lag of trained tokens.")
+@click.option(
+    "--lookaheads", type=Numbers(0, MAX_LOOKAHEAD, whole=True), help="Lookaheads to try [default: 0, 1 and the run's]."
+)
+@click.option(
+    "--rounds", type=click.IntRange(40, MAX_ROUNDS), default=TUNE_ROUNDS, show_default=True, help="Rounds of a point."
+)
+@click.option("--max-off-policy-share", type=Finite(0, 1), help="Largest share of off-policy tokens.")
+@click.option("--max-mean-lag", type=Finite(0, MAX_RATIO), help="Largest mean lag of trained tokens.")
 @click.option("--allow-preemption", is_flag=True, help="Also take what makes the engine preempt.")
 @click.option("--png", type=FILE, help="Write the plot of throughput against off-policy share.")
 @click.option("--html", type=FILE, help="Write plot and table as one page.")
@@ -173,19 +155,22 @@ def calibrate(source: str, overrides: tuple[str, ...], json_file: Path | None) -
     def work() -> None:
         from deploy.tuning_tables import print_calibration
         from rollout_service.tuning.calibrate import calibrate_engine
+        from rollout_service.tuning.report_files import check_outputs, make_folder
         from rollout_service.tuning.trace_reader import read_trace
-        from rollout_service.tuning.trace_scenario import CALIBRATION_FILE, calibration_of_trace, write_json
+        from rollout_service.tuning.trace_scenario import CALIBRATION_FILE, calibration_of_trace, folder_of, write_json
 
-        console = Console(stderr=True)
         if source.endswith(".toml"):
             settings = load_settings(Path(source), overrides)
-            found = asyncio.run(calibrate_engine(settings, console.print))
-            folder = settings.run_dir
-            folder.mkdir(parents=True, exist_ok=True)
+            file = json_file or make_folder(settings.run_dir) / CALIBRATION_FILE
+            check_outputs([file], [Path(source)])
+            found = asyncio.run(calibrate_engine(settings, Console(stderr=True).print))
         else:
-            found, folder = calibration_of_trace(read_trace(Path(source))), Path(source)
+            _no_overrides(overrides)
+            trace = read_trace(Path(source))
+            file = json_file or folder_of(Path(source)) / CALIBRATION_FILE
+            check_outputs([file], [Path(source)])
+            found = calibration_of_trace(trace)
         print_calibration(found)
-        file = json_file or (folder if folder.is_dir() else folder.parent) / CALIBRATION_FILE
         write_json(file, found.to_json())
         click.echo(f"written to {file}; `april simulate` and `april tune` read it by --engine, or from RUN's folder")
 
@@ -206,9 +191,11 @@ def trace_stats(source: Path, json_file: Path | None) -> None:
     def work() -> None:
         from deploy.tuning_tables import print_statistics
         from rollout_service.tuning.lengths_stats import trace_statistics
+        from rollout_service.tuning.report_files import check_outputs
         from rollout_service.tuning.trace_reader import read_trace
         from rollout_service.tuning.trace_scenario import write_json
 
+        check_outputs([json_file] if json_file else [], [source])
         statistics = trace_statistics(read_trace(source))
         print_statistics(statistics)
         if json_file:
@@ -222,23 +209,33 @@ def trace_stats(source: Path, json_file: Path | None) -> None:
 @click.argument("out", metavar="OUT.jsonl", type=FILE)
 @click.option("--lengths-column", help="Column of response lengths, for a CSV file.")
 @click.option("--prompt-column", help="Column of prompt lengths, for a CSV file.")
-@click.option("--prompts", default=1000, show_default=True, type=click.IntRange(1), help="Prompts of a distribution.")
-@click.option("--samples", default=8, show_default=True, type=click.IntRange(1), help="Samples of each of them.")
+@click.option(
+    "--prompts", default=1000, show_default=True, type=click.IntRange(1, MAX_GROUPS), help="Prompts of a distribution."
+)
+@click.option(
+    "--samples",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1, MAX_GROUP_SAMPLES),
+    help="Samples of each of them.",
+)
 def trace_convert(
     source: str, out: Path, lengths_column: str | None, prompt_column: str | None, prompts: int, samples: int
 ) -> None:
     """Make a trace of a list of lengths, a CSV column, or a distribution such as lognormal:median=200,sigma=1."""
 
     def work() -> None:
-        from protocol.errors import DataError
-        from rollout_service.tuning.trace_convert import converted, read_lengths
+        from rollout_service.tuning.report_files import check_outputs, write_report
+        from rollout_service.tuning.trace_convert import converted, is_trace, read_lengths
 
+        if out.suffix != ".jsonl":
+            raise SettingsError(f"{out} would not be read as a trace: name it {out.with_suffix('.jsonl').name}")
+        if is_trace(Path(source)):
+            raise SettingsError(f"{source} is a trace already: simulate, tune and trace stats read it as it is")
+        check_outputs([out], [Path(source)])
         lengths = read_lengths(source, lengths_column, prompt_column)
         lines = [line.model_dump_json() for line in converted(lengths, prompts, samples)]
-        try:
-            out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"can't write {out} ({error.strerror}); name a file in a folder that exists") from error
+        write_report(out, ("\n".join(lines) + "\n").encode())
         click.echo(f"{len(lines) - 1} lengths of {lengths.name} in {out}")
 
     run_reporting_errors(work)
@@ -252,10 +249,13 @@ def _prepare(
 ) -> "Prepared":
     from dataclasses import replace
 
+    from rollout_service.tuning.report_files import check_outputs
     from rollout_service.tuning.trace_scenario import prepare
 
     if source is not None and source.startswith("--"):
         source, overrides = None, (source, *overrides)
+    read = [Path(name) for name in (source, options["lengths_csv"], options["lengths"], options["engine"]) if name]
+    check_outputs([path for name in ("json_file", "png", "html") if (path := options[name])], read)
     known, lengths = _known(source, overrides), _lengths(source, options)
     prepared = prepare(known, lengths, _given(options))
     return replace(prepared, scenario=replace(prepared.scenario, bootstrap=bootstrap))
@@ -266,11 +266,15 @@ def _known(source: str | None, overrides: tuple[str, ...]) -> "Known":
 
     if source is not None and source.endswith(".toml"):
         return known_of_settings(load_settings(Path(source), overrides))
-    if overrides:
-        raise SettingsError(f"{overrides[0]} is no option of this command, and settings are only read with a RUN.toml")
+    _no_overrides(overrides)
     if source is None or source.endswith((".csv", ".txt")):
         return Known()
     return known_of_trace(Path(source))
+
+
+def _no_overrides(overrides: tuple[str, ...]) -> None:
+    if overrides:
+        raise SettingsError(f"{overrides[0]} is no option of this command, and settings are only read with a RUN.toml")
 
 
 def _lengths(source: str | None, options: dict[str, Any]) -> "LengthSource | None":
@@ -329,15 +333,13 @@ def _within_lag(points: "list[Point]", max_lag: int) -> "list[Point]":
 
 
 def _sweep(scenario: "Scenario", points: "list[Point]", rounds: int, processes: int | None) -> "list[PointResult]":
-    from rollout_service.tuning.sweep import sweep
+    from rollout_service.tuning.sweep import NUM_PARTS, sweep
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"simulating {rounds} rounds each", total=len(points))
-        done: dict[Point, PointResult] = {}
-        for result in sweep(scenario, points, rounds, processes):
-            done[result.point] = result
-            progress.advance(task)
+        task = progress.add_task(f"simulating {rounds} rounds each", total=len(points) * NUM_PARTS)
+        results = sweep(scenario, points, rounds, processes, lambda: progress.advance(task))
+        done = {result.point: result for result in results}
     return [done[point] for point in points]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
+from protocol.watching import Verdict, Wait
 
 TRAINER_EPOCH_HEADER = "April-Trainer-Epoch"
 BATCH_SHA256_HEADER = "April-Batch-SHA256"
@@ -34,9 +35,13 @@ class Problem(BaseModel):
 
 
 class OpenTrainer(Message):
-    """`durable_step`: the last step in the checkpoint that the trainer restored; 0 if it starts anew."""
+    """`durable_step`: the last step in the checkpoint that the trainer restored; 0 if it starts anew.
+
+    `accept_lost_buffer`: go on although the run's buffer lacks steps up to that one.
+    """
 
     durable_step: Step
+    accept_lost_buffer: bool = False
 
 
 class TrainerSession(Message):
@@ -154,7 +159,7 @@ class RoundStatus(Message):
 
 
 class EngineStatus(Message):
-    """One replica."""
+    """One replica. None: the engine doesn't say, or not yet."""
 
     worker: str
     epoch: int
@@ -164,6 +169,9 @@ class EngineStatus(Message):
     alive: bool
     tokens_generated: int
     num_restarts: int = 0
+    kv_use: float | None = None
+    num_preemptions: int | None = None
+    tokens_per_s: float | None = None
 
 
 class AutotuneStatus(Message):
@@ -176,7 +184,10 @@ class AutotuneStatus(Message):
 
 
 class Status(Message):
-    """State of the service; `/v1/events` sends the same, once a second at most."""
+    """State of the service; `/v1/events` sends the same, once a second at most.
+
+    `now` is the service's clock, in seconds since the epoch, which the times in `waiting` and in pictures are of.
+    """
 
     run: str
     service_epoch: int
@@ -208,6 +219,9 @@ class Status(Message):
     pool: PoolLedger = Field(default_factory=PoolLedger)
     pool_error: int = 0
     length_bias: LengthBias | None = None
+    now: float = 0.0
+    verdict: Verdict | None = None
+    waiting: list[Wait] = Field(default_factory=list[Wait])
 
 
 class LiveSettings(Message):

@@ -29,6 +29,28 @@ class Limit(StrEnum):
     PAUSED = "paused"
 
 
+class Cause(StrEnum):
+    """What the time of a round goes to, or is lost to.
+
+    `generating`: slots of the round in use; `tail`: idle, waiting for the last responses; `rewards`: idle, waiting for
+    scores; `weight_sync`: a policy version waits or is installed; `trainer`: batches wait for it; `caps`: the buffer is
+    full; `lag`: `max_lag` holds new groups back; `redis`: it doesn't answer; `cut`: stragglers are parked and the batch
+    is offered; `engines`: none is alive; `paused`: by the operator.
+    """
+
+    GENERATING = "generating"
+    TAIL = "tail"
+    REWARDS = "rewards"
+    WEIGHT_SYNC = "weight_sync"
+    TRAINER = "trainer"
+    CAPS = "caps"
+    LAG = "lag"
+    REDIS = "redis"
+    CUT = "cut"
+    ENGINES = "engines"
+    PAUSED = "paused"
+
+
 class Verdict(Picture):
     """One sentence on what limits the run, one on what to change, and the numbers that both rest on.
 
@@ -87,7 +109,8 @@ class RoundSpan(Picture):
 
     `ready_s`: when each of its groups became READY, seconds after the begin; `running`: (seconds after the begin,
     samples in the engines); `bubble_share`: idle slots x time / all slots x time; `tail_s`: from the time at which 90 %
-    of the batch was READY to its end; `flow`: groups of this round and, at its end, what the buffer held.
+    of the batch was READY to its cut. `num_fresh` and `num_dropped` groups came and went in it; the last three counts
+    are what the buffer held at its end. `spent`: seconds by cause since the offer before.
     """
 
     round: int
@@ -107,6 +130,7 @@ class RoundSpan(Picture):
     surplus_groups: int
     open_groups: int
     parked_samples: int
+    spent: dict[Cause, float] = Field(default_factory=dict)
 
 
 class InstallSpan(Picture):

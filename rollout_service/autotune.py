@@ -117,10 +117,14 @@ class Autotune:
         if self.last.direction is Direction.STAY:
             log.debug("autotune: ratio %g stays: %s (%s)", self._control.ratio, self.last.reason, self.last.measured)
         elif mode is AutotuneMode.SHADOW:
-            log.info("autotune would set the ratio to %g: %s (%s)", self.last.ratio, self.last.reason, measured)
+            about = {"event": "ratio_wished", "ratio_wish": self.last.ratio, "ratio": self._control.ratio}
+            why = f"{self.last.reason} ({measured})"
+            log.info("autotune would set the ratio to %g: %s", self.last.ratio, why, extra=about)
             self._state = replace(before, averages=self.last.measured, num_rounds=before.num_rounds + 1)
         else:
-            log.info("autotune sets the ratio to %g: %s (%s)", self.last.ratio, self.last.reason, measured)
+            about = {"event": "ratio_set", "ratio_wish": self.last.ratio, "ratio": self._control.ratio}
+            why = f"{self.last.reason} ({measured})"
+            log.info("autotune sets the ratio to %g: %s", self.last.ratio, why, extra=about)
             await self._control.tune(self.last.ratio, self.last.reason)
 
     def status(self) -> AutotuneStatus:

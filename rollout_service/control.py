@@ -4,6 +4,7 @@ Always true: a change takes effect at the next decision, is in the audit record 
 nothing.
 """
 
+import logging
 import time
 
 from buffer.interface import ContinuationBuffer
@@ -13,6 +14,8 @@ from protocol.samples import MAX_GROUP_SAMPLES
 from protocol.settings import smallest_max_lag, started_samples
 from protocol.settings.rollout import AutotuneMode, RolloutSettings
 from rollout_service.events import Changed, Mailbox
+
+log = logging.getLogger(__name__)
 
 
 class Control:
@@ -38,6 +41,7 @@ class Control:
     def pause(self) -> None:
         """Park what runs and start nothing; installs, leases and acks go on."""
         self.paused = True
+        log.info("paused", extra={"event": "paused"})
         self._mailbox.post(Changed())
 
     def resume(self) -> None:
@@ -45,11 +49,13 @@ class Control:
         if self.draining:
             raise ConflictError("the service is draining; start it again instead of resuming it")
         self.paused = False
+        log.info("generation goes on", extra={"event": "resumed"})
         self._mailbox.post(Changed())
 
     def drain(self) -> None:
         """Park everything so that the service may be stopped."""
         self.draining = True
+        log.info("draining", extra={"event": "draining"})
         self._mailbox.post(Changed())
 
     async def change(self, wanted: LiveSettings, by: str) -> None:
@@ -81,6 +87,9 @@ class Control:
         }
         if changes:
             await self._buffer.record_change(SettingsChange(at=time.time(), changes=changes, by=by))
+            told = ", ".join(f"{name} {old} to {new}" for name, (old, new) in changes.items())
+            about = {"event": "settings_changed", "by": by, **{name: new for name, (_, new) in changes.items()}}
+            log.info("%s changed: %s", by, told, extra=about)
         self.ratio, self.samples_ratio, self.lookahead = ratio, samples_ratio, lookahead
         self.autotune = autotune
         self._mailbox.post(Changed())

@@ -9,15 +9,30 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from buffer.interface import BatchLease, ContinuationBuffer
 from protocol.batch import Batch, build_batch, decode_batch, encode_batch
 from protocol.errors import UnavailableError
 from protocol.failpoints import Failpoint, failpoint
+from protocol.samples import Group
 from rollout_service.events import Changed, Mailbox
 
 log = logging.getLogger(__name__)
+
+
+class Deliveries(Protocol):
+    """Wants to know of every batch that is sent."""
+
+    def delivered(self, policy_version: int, groups: Sequence[Group]) -> None:
+        """A batch is sent for the first time, to a trainer that will hold `policy_version` when it trains on it."""
+        ...
+
+    def replayed(self) -> None:
+        """A batch is sent again, as it was."""
+        ...
 
 
 class Delivery:
@@ -34,6 +49,7 @@ class Delivery:
         self._lock = asyncio.Lock()
         self._offered = asyncio.Condition()
         self._stopping = False
+        self.told: Deliveries | None = None
 
     async def lease(self, step: int, trainer_epoch: int, wait_s: float) -> tuple[bytes, str] | None:
         """(bytes, SHA-256) of the batch of `step`, waiting up to `wait_s` for it; None if there is none by then."""
@@ -88,6 +104,8 @@ class Delivery:
     async def _bytes_of(self, step: int) -> tuple[bytes, str]:
         lease = next(b for b in await self._buffer.batch_leases() if b.step == step)
         if lease.sha256 is not None:
+            if self.told is not None:
+                self.told.replayed()
             return await asyncio.to_thread(self._read, lease.step, lease.sha256), lease.sha256
         groups = await self._buffer.groups(lease.group_ids)
         data = await asyncio.to_thread(lambda: encode_batch(build_batch(self._run, step, lease.policy_version, groups)))
@@ -100,6 +118,8 @@ class Delivery:
             ) from error
         failpoint(Failpoint.AFTER_SPOOL)
         await self._buffer.record_spool(step, sha256)
+        if self.told is not None:
+            self.told.delivered(lease.policy_version, groups)
         return data, sha256
 
     def _read(self, step: int, sha256: str) -> bytes:

@@ -5,6 +5,7 @@ the buffer after taking an event sees at least that.
 """
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 
 
@@ -70,9 +71,12 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.num_posted: Counter[str] = Counter()
+        """Events so far, by the name of their class."""
 
     def post(self, event: Event) -> None:
         """Tell the round loop."""
+        self.num_posted[type(event).__name__] += 1
         self._queue.put_nowait(event)
 
     async def take(self) -> list[Event]:

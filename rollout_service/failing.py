@@ -1,9 +1,10 @@
-"""Samples that will never run again become FAILED."""
+"""What ends for good: samples that will never run again, and a service that was superseded."""
 
 from collections.abc import Sequence
 
+from buffer.interface import Snapshot
 from buffer.keys import split_sample_id
-from protocol.errors import NotFoundError
+from protocol.errors import FencedError, NotFoundError
 from protocol.states import FailReason, GroupState
 from rollout_service.events import GroupClosed
 from rollout_service.samples import SampleParts
@@ -24,3 +25,12 @@ async def fail_waiting(
         scheduler.ended(sample_id)
         if state in (GroupState.READY, GroupState.DROPPED):
             parts.mailbox.post(GroupClosed(split_sample_id(sample_id)[0], state is GroupState.READY))
+
+
+def check_owner(snapshot: Snapshot, service_epoch: int, run: str) -> None:
+    """Raise FencedError if another service has taken over the run."""
+    if snapshot.service_epoch != service_epoch:
+        raise FencedError(
+            f"another service has taken over the run {run} (its epoch is {snapshot.service_epoch}, ours "
+            f"{service_epoch}); this one stops"
+        )

@@ -16,13 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from buffer.interface import CursorMove, SampleLease, Snapshot
-from buffer.open import limits_of
-from protocol.errors import BufferFullError, FencedError
+from buffer.interface import SampleLease, Snapshot
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import RoundStatus
 from protocol.samples import Prompt
-from protocol.states import DropReason, FailReason, SampleState
+from protocol.states import FailReason, SampleState
+from rollout_service.admitting import GroupAdmission
 from rollout_service.autotune import Autotune
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
@@ -38,12 +37,13 @@ from rollout_service.events import (
     SampleLost,
     SampleParked,
 )
-from rollout_service.failing import fail_waiting
+from rollout_service.failing import check_owner, fail_waiting
 from rollout_service.policies import PolicyRegistry
-from rollout_service.pools import PooledSamples, begun_of, unscored_of, waiting_of
-from rollout_service.prompts.interface import START_CURSOR, PromptOrder
+from rollout_service.pools import PooledSamples
+from rollout_service.prompts.interface import PromptOrder
 from rollout_service.recovery import EngineRecovery
 from rollout_service.restore import restore
+from rollout_service.round_log import RoundLog
 from rollout_service.samples import SampleParts, SampleRunner, score_sample
 from rollout_service.scheduler.decisions import (
     Admit,
@@ -61,6 +61,7 @@ from rollout_service.scheduler.rounds import Phase, RoundScheduler
 from rollout_service.starting import start_samples
 from rollout_service.tuning.live_forecast import LiveForecast
 from rollout_service.waiting import WaitingSamples
+from rollout_service.watch.spending import cause_of, moment_values, timed
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,6 @@ class RoundLoop:
     ) -> None:
         settings = parts.settings
         self._parts = parts
-        self._prompts = prompts
         self._policies = policies
         self._delivery = delivery
         self._evaluations = evaluations
@@ -94,18 +94,17 @@ class RoundLoop:
         self._prompt_of: dict[str, Prompt] = {}
         self._end_of_group: list[str] = []
         self._worn_out: list[str] = []
-        self._quarantined: set[str] = set()
         self._waiting = WaitingSamples()
-        self._full_until_s = 0.0
         self.scheduler = RoundScheduler(limits_of_run(settings))
         self.autotune = Autotune(settings, control)
+        self._round_log = RoundLog(settings.data.train_batch_size)
         self._forecast = LiveForecast(settings.rollout.n, self._running, self._prompt_of, self._upcoming)
         self._fail = partial(fail_waiting, parts, self.scheduler)
         self._recovery = EngineRecovery(parts, self.scheduler, self._running, self._spawn)
         self.snapshot: Snapshot | None = None
         self._service_epoch = service_epoch
-        self._caps = limits_of(settings)
         self._pools = PooledSamples(settings, parts.buffer)
+        self._admission = GroupAdmission(parts, prompts, self.scheduler, self._pools, self._prompt_of, self._spawn)
         self._kv_tokens = kv_tokens_of(settings)
 
     @property
@@ -195,8 +194,8 @@ class RoundLoop:
             lookahead=control.lookahead,
         )
         while True:
-            self.snapshot = await self._parts.buffer.snapshot()
-            self._check_owner(self.snapshot)
+            self.snapshot, redis_s = await timed(self._parts.buffer.snapshot())
+            check_owner(self.snapshot, self._service_epoch, self._parts.settings.run.name)
             await self._pools.clear(self.snapshot)
             self._parts.trace.saw(self.snapshot, len(self._running), self._parts.pool.stats)
             await self._evaluations.version_is(self.snapshot.active_version)
@@ -204,17 +203,17 @@ class RoundLoop:
             decisions = self.scheduler.decide(seen)
             filling = self.scheduler.phase is Phase.FILLING
             self.autotune.meter.saw(seen.now_s, len(self._running), seen.slots, filling)
-            if not decisions:
-                return
             for decision in decisions:
                 await self._carry_out(decision)
+            now_to = cause_of(self.scheduler, seen)
+            self._parts.trace.stands(now_to, len(self._running), seen.slots, redis_s, self._moment)
+            self._round_log.stands(now_to, len(self._running), seen.slots)
+            if not decisions:
+                return
 
-    def _check_owner(self, snapshot: Snapshot) -> None:
-        if snapshot.service_epoch != self._service_epoch:
-            raise FencedError(
-                f"another service has taken over the run {self._parts.settings.run.name} (its epoch is "
-                f"{snapshot.service_epoch}, ours {self._service_epoch}); this one stops"
-            )
+    def _moment(self) -> dict[str, float]:
+        parked, waited_s = self._forecast.parked_tokens, self.oldest_waiting_s
+        return moment_values(self.scheduler, self._parts.pool.stats(), parked, waited_s)
 
     def _observe(self, snapshot: Snapshot) -> Observation:
         pool = self._parts.pool
@@ -233,16 +232,11 @@ class RoundLoop:
             newest_step=self._policies.newest.step,
             pending_version=pending.version if pending else None,
             generation_allowed=self._control.generation_allowed,
-            admission_room=self._admission_room(snapshot),
+            admission_room=self._admission.room(snapshot),
             kv_tokens=self._kv_tokens,
             forecast=self._forecast,
             num_pooled=snapshot.samples.get(SampleState.POOLED, 0),
         )
-
-    def _admission_room(self, snapshot: Snapshot) -> int:
-        if time.monotonic() < self._full_until_s:
-            return 0
-        return self._caps.room(snapshot, self.scheduler.limits.started_samples)
 
     def _apply(self, event: Event) -> None:
         self._parts.trace.happened(event)
@@ -276,7 +270,7 @@ class RoundLoop:
 
     def _upcoming(self, count: int) -> list[Prompt]:
         assert self.snapshot is not None, "decisions follow a snapshot"
-        return self._prompts.take(self.snapshot.cursor or START_CURSOR, count)[0]
+        return self._admission.upcoming(self.snapshot, count)
 
     def _set_aside(self, sample_id: str) -> None:
         if self.scheduler.table.group_ids([sample_id]):  # else its group is closed, and nothing waits for it
@@ -298,12 +292,13 @@ class RoundLoop:
 
     async def _carry_out(self, decision: Decision) -> None:
         self._parts.trace.decided(decision)
+        self._round_log.decided(decision, self.snapshot)
         match decision:
-            case BeginRound(number, target):
-                log.info("round %d: filling the batch, %d groups in flight at most", number, target)
+            case BeginRound():
                 self._forecast.new_round()
             case Admit(num_groups, oldest_version):
-                await self._admit(num_groups, oldest_version)
+                assert self.snapshot is not None, "decisions follow a snapshot"
+                await self._admission.admit(self.snapshot, num_groups, oldest_version, self._forecast)
             case Start(sample_ids):
                 await self._start(sample_ids)
             case Park(sample_ids, _):
@@ -319,37 +314,10 @@ class RoundLoop:
                 self.scheduler.offered()
                 await self._delivery.batch_offered()
                 await self.autotune.round_ended(self.snapshot, self._parts.pool.stats())
-                log.info("round %d: batch offered", number)
-
-    async def _admit(self, num_groups: int, oldest_version: int) -> None:
-        assert self.snapshot is not None, "decisions follow a snapshot"
-        cursor = self.snapshot.cursor
-        prompts, after = self._prompts.take(cursor or START_CURSOR, num_groups)
-        groups = self._pools.new_groups(prompts, self.scheduler.limits, oldest_version)
-        version = self.snapshot.active_version
-        try:
-            admitted = await self._parts.buffer.admit(groups, version, CursorMove(cursor, after))
-        except BufferFullError as error:
-            log.warning("no new prompts for now: %s", error)
-            self._full_until_s = time.monotonic() + WATCH_INTERVAL_S
-            self.scheduler.not_admitted(num_groups)
-            return
-        self._parts.trace.admitted(group.group_id for group in admitted)
-        self._forecast.restored(begun_of(admitted))
-        for group in admitted:
-            self._prompt_of[group.group_id] = group.prompt
-            outlook, age = self._forecast.outlook(group.prompt), self._pools.age_of(group)
-            self.scheduler.admitted(group.group_id, group.seq, waiting_of(group), outlook, age)
-            for sample in unscored_of(group):
-                self._spawn(score_sample(self._parts, sample.sample_id, group.prompt))
-            if group.prompt.prompt_id in self._quarantined:
-                await self._parts.buffer.drop(group.group_id, DropReason.QUARANTINED)
-                self._parts.mailbox.post(GroupClosed(group.group_id, ready=False))
+                self._round_log.offered(number, self.scheduler.limits, self.autotune.status().ratio)
 
     async def _give_up(self, group_id: str, sample_ids: tuple[str, ...]) -> None:
-        prompt_id = self._prompt_of[group_id].prompt_id
-        self._quarantined.add(prompt_id)
-        log.error("the prompt %s kills engines, the last time alone: no engine is given it any more", prompt_id)
+        self._admission.quarantine(self._prompt_of[group_id].prompt_id)
         await self._fail(sample_ids, FailReason.ENGINE_DIED, "engines die of this prompt")
 
     async def _start(self, sample_ids: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -19,10 +20,15 @@ from protocol.errors import SettingsError
 from protocol.settings import RunSettings
 from rollout_service.app.build import build_app
 from rollout_service.app.host import Host
-from rollout_service.identity import check_identity
+from rollout_service.identity import check_identity, claim_folder
 from rollout_service.parts import open_parts
 from rollout_service.progress import show_progress
 from rollout_service.samples import renew_leases
+from rollout_service.spans import ServiceSpans, TracedCalls, closing_tracing
+from rollout_service.watch.record import write_record
+
+if TYPE_CHECKING:
+    from protocol.otel import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +51,11 @@ def serve(settings: RunSettings) -> None:
     with contextlib.closing(bind(settings)) as listener:
         _check_folders(settings)
         check_identity(settings)
-        asyncio.run(_serve(settings, listener))
+        write_record(settings)
+        with closing_tracing(settings) as tracing:
+            asyncio.run(_serve(settings, listener, tracing))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)  # all is parked: who asks again must not make it a failure
 
 
 def bind(settings: RunSettings) -> socket.socket:
@@ -75,19 +85,20 @@ def _check_folders(settings: RunSettings) -> None:
             ) from error
 
 
-async def _serve(settings: RunSettings, listener: socket.socket) -> None:
+async def _serve(settings: RunSettings, listener: socket.socket, tracing: "Tracing | None") -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host = Host(settings)
+    app = TracedCalls(build_app(host), tracing) if tracing else build_app(host)
     config = uvicorn.Config(
-        build_app(host), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_GRACE_S
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_GRACE_S
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     try:
-        working = asyncio.create_task(_work(host))
+        working = asyncio.create_task(_work(host, tracing))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({working, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
         for task in (working, stopping):
@@ -111,9 +122,13 @@ async def keep_redis(redis: EmbeddedRedis) -> None:
             log.warning("the embedded redis-server had ended and was started again")
 
 
-async def _work(host: Host) -> None:
+async def _work(host: Host, tracing: "Tracing | None") -> None:
     async with open_parts(host.settings) as parts:
+        claim_folder(host.settings)
+        if tracing is not None:
+            parts.sample_parts.trace.add_sink(ServiceSpans(tracing, host.settings.tracing.sample_share).put)
         host.started(parts)
+        board = host.running.board
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.loop.run())
@@ -124,4 +139,5 @@ async def _work(host: Host) -> None:
                     tasks.create_task(keep_redis(parts.redis))
         finally:
             host.stopping()
+            await board.close()
             await parts.delivery.stop()

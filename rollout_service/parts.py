@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -18,6 +18,7 @@ from buffer.embedded import EmbeddedRedis
 from buffer.interface import ContinuationBuffer
 from buffer.open import open_buffer
 from protocol.errors import SettingsError
+from protocol.logs import bind_process
 from protocol.settings import RunSettings
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
@@ -33,8 +34,11 @@ from rollout_service.prompts.load import load_prompts
 from rollout_service.prompts.order import build_order
 from rollout_service.rewards.build import build_scorer
 from rollout_service.rewards.labels import check_labels
+from rollout_service.rewards.measured import MeasuredScorer
 from rollout_service.samples import Decode, SampleParts
-from rollout_service.tuning.trace_open import open_trace
+from rollout_service.tuning.trace_open import limits_of_settings, open_trace
+from rollout_service.watch.recent import Watch
+from rollout_service.watch.restore import restore_watch
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class ServiceParts:
     loop: RoundLoop
     sample_parts: SampleParts
     num_train_prompts: int
+    watch: Watch | None = None
 
 
 @asynccontextmanager
@@ -77,6 +82,7 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
             )
         owner = f"{socket.gethostname()}:{os.getpid()}"
         service_epoch = await buffer.claim_service(owner)
+        bind_process(service_epoch=service_epoch)
         scorer = build_scorer(settings)
         stack.push_async_callback(scorer.close)
         await scorer.start()
@@ -99,6 +105,8 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
         )
         parts = assemble_parts(settings, sample_parts, redis, prompts, service_epoch)
         await parts.policies.restore()
+        if parts.watch is not None:
+            await asyncio.to_thread(restore_watch, parts.watch, settings)
         stack.push_async_callback(parts.loop.close)
         stack.push_async_callback(parts.evaluations.close)
         yield parts
@@ -115,6 +123,7 @@ def assemble_parts(
 
     The round loop and the samples wait for a Redis that is away; who asks over HTTP is told at once.
     """
+    sample_parts = replace(sample_parts, scorer=MeasuredScorer(sample_parts.scorer))
     buffer, pool, mailbox = sample_parts.buffer, sample_parts.pool, sample_parts.mailbox
     quick = buffer.impatient()
     policies = PolicyRegistry(buffer, pool, settings.weights_root, settings.weights.num_kept)
@@ -122,6 +131,10 @@ def assemble_parts(
     evaluations = Evaluations(settings, sample_parts, prompts.validation)
     control = Control(settings.rollout, quick, mailbox)
     order = build_order(prompts.train, settings)
+    watch = Watch(limits_of_settings(settings)) if settings.service.watch else None
+    sample_parts.trace.batch_groups = settings.data.train_batch_size
+    if watch is not None:
+        sample_parts.trace.add_sink(watch.put)
     return ServiceParts(
         settings=settings,
         buffer=quick,
@@ -134,6 +147,7 @@ def assemble_parts(
         loop=RoundLoop(sample_parts, order, policies, delivery, evaluations, control, service_epoch),
         sample_parts=sample_parts,
         num_train_prompts=len(prompts.train),
+        watch=watch,
     )
 
 

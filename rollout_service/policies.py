@@ -12,6 +12,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from buffer.interface import ContinuationBuffer
@@ -35,6 +36,8 @@ class PolicyRegistry:
         self._deleted: set[str] = set()
         self.newest = Policy(version=0, step=0, trainer_epoch=0, path="", state=PolicyState.ACTIVE)
         self.pending: Policy | None = None
+        self.installed: Callable[[Policy], None] = lambda _: None
+        """Told of each install that is over: the version is ACTIVE, or FAILED."""
 
     async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
         """Check the folder and give it the next version. Raises WeightsError, FencedError.
@@ -84,14 +87,19 @@ class PolicyRegistry:
         try:
             await self._pool.install(Path(policy.path), version)
         except AprilError as error:
-            log.error("policy version %d was not installed: %s", version, error)
+            about = {"event": "install_failed", "version": version, "step": policy.step}
+            log.error("policy version %d was not installed: %s", version, error, extra=about)
             policy = await self._buffer.set_policy_state(version, PolicyState.FAILED, str(error), None)
+            self.installed(policy)
             await self.refresh()
             return policy
         install_s = time.monotonic() - started_s
         policy = await self._buffer.set_policy_state(version, PolicyState.ACTIVE, None, install_s)
+        self.installed(policy)
         await self.refresh()
-        log.info("policy version %d (step %d) is active, installed in %.2f s", version, policy.step, install_s)
+        about = {"event": "installed", "version": version, "step": policy.step, "install_s": round(install_s, 3)}
+        sentence = "policy version %d (step %d) is active, installed in %.2f s"
+        log.info(sentence, version, policy.step, install_s, extra=about)
         await self._clean_up()
         return policy
 

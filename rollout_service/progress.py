@@ -1,9 +1,7 @@
-"""What `april serve` shows while it runs: a live line on a terminal, a JSON line a round otherwise."""
+"""What `april serve` shows while it runs: a live line under the log on a terminal. Elsewhere the log says it all."""
 
 import asyncio
-import json
 import logging
-import sys
 
 from rich.console import Console
 from rich.live import Live
@@ -19,35 +17,24 @@ REFRESH_S = 1.0  # people read it
 
 
 async def show_progress(board: StatusBoard) -> None:
-    """Show the status for ever."""
-    if sys.stderr.isatty():
-        await _live(board)
-    else:
-        await _json_lines(board)
+    """Show the status for ever, or return at once if nobody looks: where the log is not for people on a terminal."""
+    console = _console()
+    if console is not None:
+        await _live(board, console)
 
 
-async def _live(board: StatusBoard) -> None:
-    with Live(console=_console(), transient=True, auto_refresh=False) as live:
+def _console() -> Console | None:
+    """The console that log lines go to, so that they appear above the live line instead of through it."""
+    consoles = [h.console for h in logging.getLogger().handlers if isinstance(h, RichHandler)]
+    return next((console for console in consoles if console.is_terminal), None)
+
+
+async def _live(board: StatusBoard, console: Console) -> None:
+    with Live(console=console, transient=True, auto_refresh=False) as live:
         while True:
             status = await _status(board)
             live.update(Text(progress_line(status) if status else "waiting for Redis"), refresh=True)
             await asyncio.sleep(REFRESH_S)
-
-
-def _console() -> Console:
-    """The console that log lines go to, so that they appear above the live line instead of through it."""
-    handlers = logging.getLogger().handlers
-    return next((h.console for h in handlers if isinstance(h, RichHandler)), Console(stderr=True))
-
-
-async def _json_lines(board: StatusBoard) -> None:
-    shown = 0
-    while True:
-        status = await _status(board)
-        if status and status.round and status.round.round > shown:
-            shown = status.round.round
-            print(json.dumps(progress_record(status)), flush=True)
-        await asyncio.sleep(REFRESH_S)
 
 
 async def _status(board: StatusBoard) -> Status | None:
@@ -70,18 +57,3 @@ def progress_line(status: Status) -> str:
     if status.waits:
         parts.append("waiting for " + "; ".join(status.waits))
     return " · ".join(parts)
-
-
-def progress_record(status: Status) -> dict[str, object]:
-    """The state of a round that begins, for programs."""
-    return {
-        "event": "round",
-        "round": status.round.round if status.round else None,
-        "running": status.samples.get(SampleState.RUNNING, 0),
-        "parked": status.samples.get(SampleState.PARKED, 0),
-        "active_version": status.active_version,
-        "trained_step": status.trained_step,
-        "ledger": status.ledger.model_dump(),
-        "ledger_error": status.ledger_error,
-        "waits": status.waits,
-    }

@@ -59,7 +59,10 @@ class EngineRecovery:
             return
         for worker in self._watch.stalled(self._parts.pool.stats(), time.monotonic()):
             log.error(
-                "engine %s wrote nothing for %g s with requests running: it is restarted", worker, self._timeout_s
+                "engine %s wrote nothing for %g s with requests running: it is restarted",
+                worker,
+                self._timeout_s,
+                extra={"event": "engine_hangs", "worker": worker},
             )
             await self._parts.pool.kill(worker)
             self._parts.mailbox.post(EngineDied(worker))
@@ -67,7 +70,8 @@ class EngineRecovery:
     async def _restart(self) -> None:
         try:
             for worker in await self._parts.pool.restart_dead():
-                log.warning("engine %s was restarted with the active policy version", worker)
+                about = {"event": "engine_restarted", "worker": worker}
+                log.warning("engine %s was restarted with the active policy version", worker, extra=about)
         finally:
             self.restarting = False
             self._parts.mailbox.post(Changed())

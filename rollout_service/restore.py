@@ -41,7 +41,8 @@ async def restore(buffer: ContinuationBuffer, scheduler: RoundScheduler) -> Rest
         scheduler.restored(brief.group_id, brief.seq, samples, brief.oldest_version)
     all_waiting = [sample for samples in waiting.values() for sample in samples]
     if groups:
-        log.info("took up %d groups with %d unfinished samples from the buffer", len(groups), len(all_waiting))
+        about = {"event": "restored", "groups": len(groups), "samples": len(all_waiting)}
+        log.info("took up %d groups with %d unfinished samples", len(groups), len(all_waiting), extra=about)
     return Restored(prompt_of, unscored, all_waiting)
 
 

@@ -35,7 +35,7 @@ from rollout_service.events import (
 )
 from rollout_service.rewards.interface import Scorer, ScoringError, ScoringTask
 from rollout_service.seeds import segment_seed
-from rollout_service.tuning.trace_recorder import TraceRecorder
+from rollout_service.tuning.trace_recorder import TraceRecorder, group_of
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,9 @@ class SampleRunner:
         self.group_id = sample.group_id
         self.worker: str | None = None
         self.generated = asyncio.Event()
-        self._trace = parts.trace.attempt(sample.sample_id, lease.attempt, prompt, sample.num_tokens)
+        self._trace = parts.trace.attempt(
+            sample.sample_id, lease.attempt, prompt, sample.num_tokens, sample.continued_from
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -124,7 +126,8 @@ class SampleRunner:
         try:
             finished = await self._generate()
         except (FencedError, NotFoundError) as error:
-            log.info("sample %s is not ours any more: %s", self._sample.sample_id, error)
+            sample_id = self._sample.sample_id
+            log.info("sample %s is not ours any more: %s", sample_id, error, extra=_about("sample_lost", sample_id))
             self._parts.mailbox.post(SampleParked(self._sample.sample_id))
             return
         finally:
@@ -190,7 +193,8 @@ class SampleRunner:
 
     async def _engine_died(self, error: EngineDeadError) -> None:
         """Its own doing or a neighbour's: that is for the scheduler to find out, and no failure of this sample."""
-        log.warning("sample %s goes on elsewhere: %s", self._sample.sample_id, error)
+        sample_id = self._sample.sample_id
+        log.warning("sample %s goes on elsewhere: %s", sample_id, error, extra=_about("sample_lost", sample_id))
         if self.worker is not None:
             self._parts.mailbox.post(EngineDied(self.worker))
         await self._parts.buffer.park(self._lease, await self._write_all_but_last())
@@ -200,8 +204,8 @@ class SampleRunner:
         await self._write()
         limit = self._parts.settings.rollout.max_sample_failures
         state = await self._parts.buffer.record_failure(self._lease, _encodable(error), limit)
-        log.warning("sample %s failed in the engine: %s", self._sample.sample_id, error)
         mailbox, sample_id = self._parts.mailbox, self._sample.sample_id
+        log.warning("sample %s failed in the engine: %s", sample_id, error, extra=_about("sample_failed", sample_id))
         if state is not None:
             self._parts.trace.scored(sample_id, None, FailReason.ENGINE_ERROR.value)
         mailbox.post(SampleParked(sample_id) if state is None else SampleEnded(sample_id))
@@ -255,12 +259,14 @@ async def score_sample(parts: SampleParts, sample_id: str, prompt: Prompt) -> No
     try:
         await _score(parts, sample_id, prompt)
     except NotFoundError:
-        log.info("sample %s is not needed any more: its group was dropped", sample_id)
+        parts.trace.not_scored(sample_id)
+        log.info("sample %s is not needed any more: its group is READY without it, or was dropped", sample_id)
 
 
 async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
     (sample,) = await parts.buffer.samples([sample_id])
     if sample.state is SampleState.POOLED:
+        parts.trace.not_scored(sample_id)
         return  # its group was READY without it; it is scored when it goes on in another
     assert sample.finish_reason is not None, "only finished samples are scored"
     min_scored = parts.settings.rollout.min_group_samples
@@ -268,7 +274,7 @@ async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
         task = scoring_task(prompt, sample.sample_id, sample.tokens.tolist(), sample.finish_reason, parts.decode)
         reward = await parts.scorer.score(task)
     except ScoringError as error:
-        log.warning("sample %s could not be scored: %s", sample_id, error)
+        log.warning("sample %s could not be scored: %s", sample_id, error, extra=_about("score_failed", sample_id))
         state = await parts.buffer.fail(sample_id, error.reason, _encodable(error), min_scored)
         parts.trace.scored(sample_id, None, error.reason.value)
     else:
@@ -276,6 +282,11 @@ async def _score(parts: SampleParts, sample_id: str, prompt: Prompt) -> None:
         parts.trace.scored(sample_id, reward.value)
     if state in (GroupState.READY, GroupState.DROPPED):
         parts.mailbox.post(GroupClosed(sample.group_id, state is GroupState.READY))
+
+
+def _about(event: str, sample_id: str) -> dict[str, str]:
+    """Fields of a log line on one sample."""
+    return {"event": event, "sample": sample_id, "group": group_of(sample_id)}
 
 
 def _encodable(error: Exception) -> str:
@@ -310,7 +321,8 @@ async def renew_leases(parts: SampleParts, leases: Callable[[], list[SampleLease
         if held := leases():
             lost = await parts.buffer.renew(held, lease_s)
             for lease in set(lost).intersection(leases()):  # the others ended while they were renewed
-                log.warning("the lease of sample %s was lost", lease.sample_id)
+                about = _about("lease_lost", lease.sample_id)
+                log.warning("the lease of sample %s was lost", lease.sample_id, extra=about)
         if expired := await parts.buffer.park_expired(EXPIRED_A_CALL):
             log.warning("nobody renewed the leases of %d samples: they go on from their last tokens", len(expired))
             parts.mailbox.post(LeasesExpired(tuple(expired), await _worn_out(parts, expired)))

@@ -4,11 +4,15 @@ Always true: every change carries the trainer's epoch into the buffer, which ref
 batch is woken when the epoch changes, so that a superseded trainer hears of it.
 """
 
+import logging
+
 from protocol.errors import ConflictError
 from protocol.messages import Acked, Policy, StepTrained, TrainerSession
 from rollout_service.events import Changed
 from rollout_service.parts import ServiceParts
 from rollout_service.status import StatusBoard
+
+log = logging.getLogger(__name__)
 
 
 class TrainerSessions:
@@ -18,19 +22,29 @@ class TrainerSessions:
         self._parts = parts
         self._board = board
 
-    async def open(self, durable_step: int) -> TrainerSession:
-        """A new session; older ones are fenced from now on. Steps up to `durable_step` are acknowledged."""
+    async def open(self, durable_step: int, accept_lost_buffer: bool = False) -> TrainerSession:
+        """A new session; older ones are fenced from now on. Steps up to `durable_step` are acknowledged.
+
+        A buffer that lacks some of those steps was lost or set back, or belongs to another run: ConflictError, unless
+        the trainer's user accepts it.
+        """
         last = await self._last_leased_step()
-        if durable_step > last > 0:
-            raise ConflictError(
-                f"the trainer's checkpoint is of step {durable_step}, but this run has leased only {last} steps: it is "
-                "another run's checkpoint; set trainer.default_local_dir or run.name"
-            )
+        if durable_step > last:
+            lost = _lost_buffer(durable_step, last)
+            if not accept_lost_buffer:
+                raise ConflictError(
+                    f"{lost}; give the service the run's buffer (run.name, buffer.url, buffer.namespace) or the "
+                    "trainer the run's checkpoints (trainer.default_local_dir), or accept the loss with "
+                    "--trainer.accept_lost_buffer=true"
+                )
+            log.warning("%s; the trainer goes on all the same", lost, extra={"event": "lost_buffer"})
         opened = await self._parts.buffer.open_trainer(durable_step)
         self._parts.delivery.discard(list(opened.released))
         await self._parts.delivery.batch_offered()
         self._board.trainer_connected = True
         self._changed()
+        about = {"event": "trainer_session", "trainer_epoch": opened.trainer_epoch, "step": opened.durable_step}
+        log.info("a trainer opened session %d at step %d", opened.trainer_epoch, opened.durable_step, extra=about)
         return TrainerSession(
             trainer_epoch=opened.trainer_epoch,
             durable_step=opened.durable_step,
@@ -71,3 +85,12 @@ class TrainerSessions:
 
     def _changed(self) -> None:
         self._parts.sample_parts.mailbox.post(Changed())
+
+
+def _lost_buffer(durable_step: int, last: int) -> str:
+    so = f"leased only {last} steps" if last else "leased none"
+    return (
+        f"the trainer's checkpoint holds step {durable_step} and this run's buffer has {so}, so it is new, was set "
+        "back, or is another run's: groups in flight since are gone, and the order of prompts begins "
+        f"{'where the buffer has it' if last else 'anew'}"
+    )

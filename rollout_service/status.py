@@ -1,19 +1,42 @@
 """The state of the service in one message, made when asked for and once a second while somebody listens."""
 
-import asyncio
-import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from protocol.errors import UnavailableError
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
 from rollout_service.parts import ServiceParts
 from rollout_service.pools import length_bias
+from rollout_service.watch.book import PictureBook
+from rollout_service.watch.broadcast import Broadcast
+from rollout_service.watch.observer import Observer
+from rollout_service.watch.waits import LongPoll, LongPolls
 
-EVENT_INTERVAL_S = 1.0  # people read it; faster costs the loop and shows nothing more
+RATE_OVER_S = 10.0  # tokens a second are over this time: long enough for a number that people can read
+RATE_EVERY_S = 1.0  # between two readings of the count, however often the status is asked for
+
+
+class TokenRate:
+    """Tokens a second of one engine, from readings of its count."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, int]] = deque()
+
+    def read(self, now_s: float, tokens: int) -> float | None:
+        """Take a reading; None until there are two a second apart, and after the count began anew."""
+        readings = self._readings
+        if readings and tokens < readings[-1][1]:
+            readings.clear()
+        if not readings or now_s - readings[-1][0] >= RATE_EVERY_S:
+            readings.append((now_s, tokens))
+        while len(readings) > 2 and now_s - readings[1][0] >= RATE_OVER_S:
+            readings.popleft()
+        began_s, before = readings[0]
+        return (tokens - before) / (now_s - began_s) if now_s - began_s >= RATE_EVERY_S else None
 
 
 class StatusBoard:
@@ -23,8 +46,32 @@ class StatusBoard:
         self._parts = parts
         self._started_s = time.monotonic()
         self.trainer_connected = False
-        self.stopping = False
         self._trainer_metrics: dict[str, float] = {}
+        self._rates: dict[str, TokenRate] = {}
+        watch = parts.watch
+        self._polls = LongPolls()
+        self.observer = Observer(parts, watch, self._polls) if watch else None
+        self.pictures = PictureBook(parts, watch, self.observer) if watch and self.observer else None
+        self._broadcast = Broadcast(self._make_json, self._changes, int(time.time()))
+
+    @property
+    def stopping(self) -> bool:
+        """Event streams have ended."""
+        return self._broadcast.stopped
+
+    def stop(self) -> None:
+        """End every event stream."""
+        self._broadcast.stop()
+
+    async def close(self) -> None:
+        """End the streams, and what is being predicted."""
+        self.stop()
+        if self.pictures is not None:
+            await self.pictures.close()
+
+    def long_poll(self, step: int) -> AbstractContextManager[LongPoll]:
+        """While a trainer asks for the batch of `step`."""
+        return self._polls.asking(step, self._parts.sample_parts.trace.now)
 
     @property
     def trainer_metrics(self) -> dict[str, float]:
@@ -35,6 +82,10 @@ class StatusBoard:
     def trainer_metrics(self, metrics: dict[str, float]) -> None:
         self._trainer_metrics = metrics
         self._parts.loop.autotune.trainer_reported(metrics)
+        if self._parts.watch is not None:
+            self._parts.watch.steps.put(
+                int(metrics["step"]), {name: value for name, value in metrics.items() if name != "step"}
+            )
 
     async def make(self) -> Status:
         """The state now."""
@@ -72,18 +123,23 @@ class StatusBoard:
             pool=snapshot.pool,
             pool_error=snapshot.pool.error,
             length_bias=length_bias(snapshot.counters),
+            now=parts.sample_parts.trace.now(),
+            verdict=self.observer.verdict(self.trainer_connected) if self.observer else None,
+            waiting=self.observer.waiting(snapshot, self.trainer_connected) if self.observer else [],
         )
 
-    async def events(self) -> AsyncIterator[str]:
-        """The status as server-sent events, until the service stops."""
-        while not self.stopping:
-            try:
-                yield f"event: status\ndata: {(await self.make()).model_dump_json()}\n\n"
-            except UnavailableError as error:
-                yield f"event: unavailable\ndata: {json.dumps(str(error))}\n\n"
-            await asyncio.sleep(EVENT_INTERVAL_S)
+    def events(self) -> AsyncGenerator[bytes]:
+        """Server-sent events for one listener, until the service stops."""
+        return self._broadcast.stream()
+
+    async def _make_json(self) -> str:
+        return (await self.make()).model_dump_json()
+
+    def _changes(self) -> Mapping[str, int]:
+        return self.pictures.changes() if self.pictures else {}
 
     def _engines(self) -> list[EngineStatus]:
+        now_s = time.monotonic()
         return [
             EngineStatus(
                 worker=s.worker,
@@ -94,6 +150,9 @@ class StatusBoard:
                 alive=s.alive,
                 tokens_generated=s.tokens_generated,
                 num_restarts=s.num_restarts,
+                kv_use=s.kv_use,
+                num_preemptions=s.num_preemptions,
+                tokens_per_s=self._rates.setdefault(s.worker, TokenRate()).read(now_s, s.tokens_generated),
             )
             for s in self._parts.pool.stats()
         ]

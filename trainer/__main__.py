@@ -22,8 +22,10 @@ def main(words: list[str]) -> int:
 
         wait_passively()
         from trainer.main import train
+        from trainer.stopping import stop_no_more
 
         train(settings)
+        stop_no_more()
     except AprilError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -2,12 +2,15 @@
 
 Always true: a checkpoint appears under its name whole and flushed to the disk, or not at all, and is never replaced, so
 that a superseded trainer which wakes in the middle of a save can't take away what its successor has acknowledged; it is
-the only thing that an acknowledgement rests on; the newest is what a restart goes on from, on any number of ranks.
-Nothing in it comes from the network.
+the only thing that an acknowledgement rests on; the newest is what a restart goes on from, on any number of ranks, or
+the one that is named; nothing of it is loaded before all of its files are what they were when it was saved. Nothing in
+it comes from the network.
 """
 
 import errno
+import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -22,13 +25,16 @@ from safetensors.torch import load_file, save_file
 from protocol.errors import SettingsError, TrainingError
 from protocol.settings import RunSettings
 from trainer.best import BestCheckpoint
+from trainer.checkpoint_files import damage, write_manifest
 from trainer.distributed import Ranks
 from trainer.identity import differences, identity
 from trainer.summary import Totals
 
+LOG = logging.getLogger("april.trainer")
+
 STATE_NAME = "state.json"
 NAME_PATTERN = re.compile(r"step-(\d{6,})")
-FORMAT = 2
+FORMAT = 3
 GLOB_CHARACTERS = frozenset("*?[")
 
 
@@ -63,12 +69,17 @@ class Checkpoints:
 
     def __init__(self, settings: RunSettings, ranks: Ranks) -> None:
         self._folder = settings.trainer_dir / "checkpoints"
-        if GLOB_CHARACTERS & set(str(self._folder)):
-            raise SettingsError(
-                f"the path {self._folder} has one of the characters * ? [, and DeepSpeed reads those as patterns: "
-                "set another run.dir or trainer.default_local_dir"
-            )
+        for path, settings_of_it in (
+            (self._folder, "run.dir or trainer.default_local_dir"),
+            (settings.trainer.resume_from_path, "trainer.resume_from_path"),
+        ):
+            if GLOB_CHARACTERS & set(str(path)):
+                raise SettingsError(
+                    f"the path {path} has one of the characters * ? [, and DeepSpeed reads those as patterns: "
+                    f"set another {settings_of_it}"
+                )
         self._kept = settings.trainer.num_checkpoints_kept
+        self._chosen = settings.trainer.resume_from_path
         self._ranks = ranks
         self._seed = settings.run.seed
         self._identity = identity(settings)
@@ -80,14 +91,24 @@ class Checkpoints:
         return TrainerState(step=0, settings=self._identity, num_ranks=self._ranks.size)
 
     def restore(self, engines: Sequence[Saved]) -> TrainerState:
-        """Load the newest checkpoint into `engines`, or begin anew if there is none."""
+        """Load the newest checkpoint, or the one that is named, into `engines`; begin anew if there is none."""
         if self._ranks.is_main:
             self._drop_unfinished()
-        newest = self._ranks.share(max((p.name for p in self._finished()), key=_step_of, default=None))
-        if newest is None:
+        if self._chosen and not (self._chosen / STATE_NAME).is_file():
+            raise SettingsError(
+                f"trainer.resume_from_path = {self._chosen} holds no checkpoint: name a folder such as "
+                f"{self._folder / 'step-000020'}, or leave it out to go on from the newest"
+            )
+        newest = self._chosen or max(self._finished(), key=lambda p: _step_of(p.name), default=None)
+        found = self._ranks.share(newest and str(newest))
+        if found is None:
             return self.new_state()
-        folder = self._folder / newest
+        folder = Path(found)
         state = self._read(folder / STATE_NAME)
+        damaged = damage(folder, self._ranks)
+        if damaged:
+            raise TrainingError(f"the checkpoint in {folder} is damaged, {damaged}: {self._remedy(folder)}")
+        self._check_identity(folder, state)
         same_ranks = state.num_ranks == self._ranks.size
         for engine in engines:
             engine.load(folder, same_ranks)
@@ -118,6 +139,9 @@ class Checkpoints:
         self._ranks.barrier()
         if self._ranks.is_main:
             (partial / STATE_NAME).write_text(state.model_dump_json(indent=1))
+        self._ranks.barrier()
+        write_manifest(partial, self._ranks)
+        if self._ranks.is_main:
             _flush(partial)
             _rename_unless_there(partial, final)
             _flush_folder(self._folder)
@@ -126,6 +150,15 @@ class Checkpoints:
             self._drop_old()
         self._ranks.barrier()
         return final
+
+    def put_newer_aside(self, step: int) -> None:
+        """Rank 0, once the service has taken the session: checkpoints after `step` are of a history that is left."""
+        for folder in self._finished():
+            if _step_of(folder.name) > step:
+                names = (f"aside-{number}-{folder.name}" for number in itertools.count())
+                aside = next(self._folder / name for name in names if not (self._folder / name).exists())
+                folder.rename(aside)
+                LOG.info("%s is of the history that is left: it is %s now", folder.name, aside)
 
     def evaluated(self, step: int, reward: float) -> bool:
         """Rank 0: the weights after `step` have this held-out reward; says whether their checkpoint is the best now."""
@@ -141,6 +174,17 @@ class Checkpoints:
         if not self._folder.is_dir():
             return []
         return [p for p in self._folder.iterdir() if NAME_PATTERN.fullmatch(p.name) and (p / STATE_NAME).is_file()]
+
+    def _remedy(self, folder: Path) -> str:
+        copy = "put that file back from a copy"
+        older = [p for p in self._finished() if p.name != folder.name]
+        if not older:
+            return f"{copy}, or begin anew with another run.name and run.dir"
+        before = max(older, key=lambda p: _step_of(p.name))
+        return (
+            f"{copy}, or go back to step {_step_of(before.name)} with --trainer.resume_from_path={before} "
+            "(docs/training.md says what that takes where later steps are acknowledged)"
+        )
 
     def _drop_unfinished(self) -> None:
         for folder in self._folder.glob(".step-*.partial"):  # of saves, and of conversions to other ranks
@@ -161,17 +205,16 @@ class Checkpoints:
                 )
             state = TrainerState.model_validate(raw)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise TrainingError(
-                f"{path} is not a trainer state: restore it from a copy, since older checkpoints can't be gone on from "
-                "(docs/training.md)"
-            ) from error
+            raise TrainingError(f"{path} is not a trainer's state: {self._remedy(path.parent)}") from error
+        return state
+
+    def _check_identity(self, folder: Path, state: TrainerState) -> None:
         wrong = differences(state.settings, self._identity)
         if wrong:
             raise TrainingError(
-                f"the checkpoint in {path.parent} belongs to other settings ({'; '.join(wrong)}): "
+                f"the checkpoint in {folder} belongs to other settings ({'; '.join(wrong)}): "
                 "set them as they were, or name another run.dir"
             )
-        return state
 
 
 def _step_of(name: str) -> int:

@@ -28,6 +28,7 @@ from protocol.errors import (
     UnavailableError,
     WeightsError,
 )
+from protocol.logs import bind_process
 from protocol.messages import (
     BATCH_SHA256_HEADER,
     TRAINER_EPOCH_HEADER,
@@ -45,6 +46,7 @@ from protocol.messages import (
     TrainerSession,
 )
 from protocol.settings import RunSettings
+from protocol.tracing import TRACEPARENT, step_ids
 
 LOG = logging.getLogger("april.trainer")
 
@@ -74,15 +76,18 @@ class ServiceClient:
         self.stop = stop
         self.epoch: int | None = None
         self._patience_s = settings.trainer.wait_timeout_s
+        self._traced_run = settings.run.name if settings.tracing.on else None
         self._url = settings.trainer.service_url
         token = settings.trainer.token or (settings.service.token and settings.service.token.get_secret_value())
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx.Client(base_url=self._url, headers=headers, timeout=ANSWER_MARGIN_S)
 
-    def open_session(self, durable_step: int) -> TrainerSession:
+    def open_session(self, durable_step: int, accept_lost_buffer: bool = False) -> TrainerSession:
         """Open a session; later calls carry its epoch, and older sessions are refused from now on."""
-        session = self._post("/v1/trainers", OpenTrainer(durable_step=durable_step), TrainerSession)
+        body = OpenTrainer(durable_step=durable_step, accept_lost_buffer=accept_lost_buffer)
+        session = self._post("/v1/trainers", body, TrainerSession)
         self.epoch = session.trainer_epoch
+        bind_process(trainer_epoch=session.trainer_epoch)
         return session
 
     def lease_batch(self, step: int) -> bytes:
@@ -90,28 +95,28 @@ class ServiceClient:
         waited_since = told = time.monotonic()
         while not self.stop.is_set():
             body = LeaseBatch(step=step, wait_s=min(POLL_WAIT_S, self._patience_s))
-            response = self._call(
-                "POST", "/v1/batches", body, headers={"Accept": MEDIA_TYPE}, timeout_s=body.wait_s + ANSWER_MARGIN_S
-            )
+            timeout_s = body.wait_s + ANSWER_MARGIN_S
+            response = self._call("POST", "/v1/batches", body, {"Accept": MEDIA_TYPE}, timeout_s, step)
             if response.status_code != NOT_READY_STATUS:
                 return _verified(response, step)
             now = time.monotonic()
             if now - told > QUIET_S:
                 told = now
-                LOG.info("step %d: no batch for %.0f s; %s", step, now - waited_since, self._reasons())
+                waited_s, about = now - waited_since, {"event": "waits", "step": step}
+                LOG.info("step %d: no batch for %.0f s; %s", step, waited_s, self._reasons(), extra=about)
         raise Stopped
 
     def report_trained(self, step: int) -> StepTrained:
         """Say that `step` is trained, when no weights are published for it."""
-        return self._post(f"/v1/trainers/steps/{step}", None, StepTrained)
+        return self._post(f"/v1/trainers/steps/{step}", None, StepTrained, step)
 
     def acknowledge(self, step: int) -> Acked:
         """Say that all steps up to `step` are in a checkpoint."""
-        return self._post(f"/v1/batches/{step}/ack", None, Acked)
+        return self._post(f"/v1/batches/{step}/ack", None, Acked, step)
 
     def publish(self, step: int, path: str) -> Policy:
         """Hand over the weights after `step`; the answer has their version."""
-        return self._post("/v1/policies", PublishPolicy(step=step, path=path), Policy)
+        return self._post("/v1/policies", PublishPolicy(step=step, path=path), Policy, step)
 
     def policy(self, version: int) -> Policy:
         """Where a version is."""
@@ -119,7 +124,7 @@ class ServiceClient:
 
     def report_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Metrics of one step, for the service's dashboard."""
-        self._call("POST", "/v1/trainers/metrics", TrainerMetrics(step=step, metrics=metrics))
+        self._call("POST", "/v1/trainers/metrics", TrainerMetrics(step=step, metrics=metrics), step=step)
 
     def start_evaluation(self, version: int) -> Evaluation:
         """Evaluate at `version`, as soon as it is active."""
@@ -133,8 +138,8 @@ class ServiceClient:
         """Close connections."""
         self._http.close()
 
-    def _post(self, path: str, body: BaseModel | None, answer: type[_Answer]) -> _Answer:
-        return _parsed(self._call("POST", path, body), answer)
+    def _post(self, path: str, body: BaseModel | None, answer: type[_Answer], step: int | None = None) -> _Answer:
+        return _parsed(self._call("POST", path, body, step=step), answer)
 
     def _get(self, path: str, answer: type[_Answer]) -> _Answer:
         return _parsed(self._call("GET", path, None), answer)
@@ -146,10 +151,14 @@ class ServiceClient:
         body: BaseModel | None,
         headers: dict[str, str] | None = None,
         timeout_s: float = ANSWER_MARGIN_S,
+        step: int | None = None,
     ) -> httpx.Response:
+        """`step`: the one whose span this call is a part of."""
         request: dict[str, Any] = {"headers": dict(headers or {}), "timeout": timeout_s}
         if self.epoch is not None:
             request["headers"][TRAINER_EPOCH_HEADER] = str(self.epoch)
+            if self._traced_run is not None and step is not None:
+                request["headers"][TRACEPARENT] = step_ids(self._traced_run, self.epoch, step).traceparent
         if body is not None:
             request["json"] = body.model_dump(mode="json", exclude_none=True)
         away_since = time.monotonic()
@@ -171,7 +180,9 @@ class ServiceClient:
                 )
             if not told or away_s - told > QUIET_S:
                 told = away_s or FIRST_PAUSE_S
-                LOG.warning("the rollout service at %s does not answer (%s); trying again", self._url, reason)
+                about = {"event": "service_away", "reason": reason}
+                sentence = "the rollout service at %s does not answer (%s); trying again"
+                LOG.warning(sentence, self._url, reason, extra=about)
             self.stop.wait(pause_s) if not self.stop.is_set() else time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

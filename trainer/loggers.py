@@ -7,8 +7,7 @@ line and a warning, never the run; steps are passed as they are, also those that
 import importlib.util
 import json
 import logging
-import re
-import sys
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,12 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.markup import escape
 
 from protocol.batch import Batch
 from protocol.errors import SettingsError
+from protocol.logs import bind_process, configure_logs, is_human, json_line, process_fields
+from protocol.masking import MASK, SECRET_NAME, mask_text, secrets_of
 from protocol.settings import RunSettings, dump_settings
+from protocol.settings.observing import LogFormat
 from trainer.sample_tables import SampleReader, SampleRow
 
 LOG = logging.getLogger("april.trainer")
@@ -48,12 +49,6 @@ LIBRARIES: Mapping[str, tuple[str, str]] = {
     "wandb": ("wandb", "trackers"),
     "mlflow": ("mlflow", "trackers"),
 }
-MASK = "********"
-# A value whose name ends so is taken for a secret, wherever it stands: reward.settings and engine.extra hold anything.
-SECRET_NAME = re.compile(
-    r"(password|passwd|secret|credentials?|api_?key|access_?key|private_?key|token)$", re.IGNORECASE
-)
-URL_SECRET = re.compile(r"(?<=://)[^/@\s]+@")  # user:password@ of an address
 
 
 class MetricLogger(Protocol):
@@ -73,16 +68,19 @@ class MetricLogger(Protocol):
 
 
 class ConsoleLogger:
-    """One line a step on a terminal, one JSON line a step otherwise."""
+    """One line a step for people, or one JSON line a step, as `logs.format` says."""
 
-    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+    def __init__(self, total_steps: int, console: Console | None = None, format_: LogFormat = "auto") -> None:
         self._total = total_steps
         self._console = console or Console()
+        self._human = self._console.is_terminal if format_ == "auto" else is_human(format_)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print the columns that people watch; a pipe gets everything."""
-        if not self._console.is_terminal:
-            print(_json_line(step, metrics), file=self._console.file, flush=True)
+        """Print the columns that people watch; programs get everything, and what their other lines have."""
+        if not self._human:
+            place = {"level": "info", "logger": LOG.name, "event": "step", "message": f"step {step} is trained"}
+            line = {"at": round(time.time(), 3), **place, **process_fields(), "step": step, **metrics}
+            print(json_line(line), file=self._console.file, flush=True)
             return
         parts = [text.format(metrics[name]) for name, text in COLUMNS.items() if name in metrics]
         width = len(str(self._total))
@@ -93,7 +91,7 @@ class ConsoleLogger:
 
     def log_samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         """One shortened line a sample, on a terminal only."""
-        if not self._console.is_terminal:
+        if not self._human or not self._console.is_terminal:
             return
         for row in rows:
             text = f"  {row.reward:+.2f} {row.versions}  {' '.join(f'{row.prompt} ▸ {row.response}'.split())}"
@@ -192,19 +190,12 @@ def public_settings(settings: RunSettings) -> dict[str, Any]:
     return dict(_flattened(dump_settings(settings)))
 
 
-def set_up_messages() -> None:
-    """Messages of the trainer on standard error: coloured on a terminal, JSON lines otherwise."""
-    logger = logging.getLogger("april.trainer")
-    if logger.handlers:
-        return
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    if sys.stderr.isatty():
-        logger.addHandler(RichHandler(console=Console(stderr=True), show_path=False))
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_JsonFormatter())
-        logger.addHandler(handler)
+def set_up_messages(settings: RunSettings) -> None:
+    """Messages of the trainer on standard error, as `logs` of the settings says."""
+    configure_logs(settings.logs, secrets_of(settings))
+    bind_process(run=settings.run.name)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        bind_process(rank=int(os.environ.get("RANK", "0")))
 
 
 def _made(settings: RunSettings, total_steps: int) -> dict[str, MetricLogger]:
@@ -212,7 +203,7 @@ def _made(settings: RunSettings, total_steps: int) -> dict[str, MetricLogger]:
     from trainer.trackers import MlflowLogger, TensorboardLogger, WandbLogger
 
     makers: dict[str, Callable[[], MetricLogger]] = {
-        "console": lambda: ConsoleLogger(total_steps),
+        "console": lambda: ConsoleLogger(total_steps, format_=settings.logs.format),
         "jsonl": lambda: JsonlLogger(settings.trainer_dir / METRICS_NAME),
         "tensorboard": lambda: TensorboardLogger(settings.trainer_dir / "tensorboard", public_settings(settings)),
         "wandb": lambda: WandbLogger(settings, public_settings(settings)),
@@ -235,19 +226,13 @@ def _flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, A
 
 def _without_url_secret(value: Any) -> Any:
     if isinstance(value, str):
-        return URL_SECRET.sub(f"{MASK}@", value)
+        return mask_text(value)
     if isinstance(value, list):
         return [
             dict(_flattened(cast(Mapping[str, Any], item))) if isinstance(item, Mapping) else _without_url_secret(item)
             for item in cast(list[Any], value)
         ]
     return value
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"at": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
-        return json.dumps(line)
 
 
 def _json_line(step: int, metrics: Mapping[str, float]) -> str:

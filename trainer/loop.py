@@ -20,6 +20,7 @@ from protocol.errors import AprilError, DataError, FencedError, SettingsError, T
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import Evaluation
 from protocol.settings import RunSettings
+from protocol.settings.trainer_rules import warmup_problem
 from trainer.checkpoint import Checkpoints
 from trainer.client import ServiceClient, Stopped
 from trainer.critic import Critic
@@ -29,8 +30,10 @@ from trainer.evaluation import Evaluator, evaluation_metrics
 from trainer.fetch import BatchFetcher
 from trainer.loggers import Trackers, check_libraries, open_trackers
 from trainer.metrics import add_to_totals, batch_metrics, finite
+from trainer.prometheus import Exporter, NoExporter, open_exporter
 from trainer.publish import Publisher
 from trainer.sources import SourceReport
+from trainer.step_spans import StepSpans
 from trainer.summary import Totals
 from trainer.update import Updater
 
@@ -58,6 +61,7 @@ class Main:
     evaluator: Evaluator
     trackers: Trackers = field(default_factory=Trackers)
     sources: SourceReport = field(default_factory=SourceReport)
+    exporter: Exporter = field(default_factory=NoExporter)
 
 
 class TrainingLoop:
@@ -85,6 +89,7 @@ class TrainingLoop:
         prepare = _decoded if ranks.size == 1 else _as_it_is
         self._main = Main(client, BatchFetcher(client, prepare), Evaluator(client, self._publisher)) if client else None
         self._state = self._checkpoints.new_state()
+        self._spans = StepSpans(settings, is_main=client is not None)
         self._total_steps = 0
         self._saved_step = 0
         self._steps_without_update = 0
@@ -93,6 +98,15 @@ class TrainingLoop:
 
     def run(self) -> Totals:
         """Train to the end or until asked to stop; returns the totals, which rank 0 has right."""
+        if self._main is None:
+            return self._run()
+        self._main.exporter = open_exporter(self._settings)
+        try:
+            return self._run()
+        finally:
+            self._main.exporter.close()
+
+    def _run(self) -> Totals:
         self._state = self._checkpoints.restore(self._engines)
         self._updater.load_state(self._state.extra.get(UPDATER_STATE, {}))
         self._saved_step = self._state.step
@@ -107,6 +121,7 @@ class TrainingLoop:
         finally:
             if self._main:
                 self._main.trackers.close()
+            self._spans.close()
         totals = self._state.totals
         totals.wall_s = wall_before_s + time.perf_counter() - self._began
         totals.publish_failures += self._publisher.take_failures()
@@ -114,15 +129,19 @@ class TrainingLoop:
 
     def _open(self) -> None:
         """Open the session and publish the restored weights, unless the engines hold exactly those already."""
-        session = self._ranks.share(
-            self._main.client.open_session(self._state.step).model_dump() if self._main else None
-        )
         settings = self._settings
+        session = self._ranks.share(
+            self._main.client.open_session(self._state.step, settings.trainer.accept_lost_buffer).model_dump()
+            if self._main
+            else None
+        )
         if session["run"] != settings.run.name:
             raise SettingsError(
                 f"the service at {settings.trainer.service_url} serves the run {session['run']!r} and this is "
                 f"{settings.run.name!r}: set trainer.service_url or run.name"
             )
+        if self._main and settings.trainer.resume_from_path:
+            self._checkpoints.put_newer_aside(self._state.step)
         self._total_steps = planned_steps(settings, session["num_train_prompts"])
         for engine in self._engines:
             engine.total_steps = self._total_steps
@@ -131,6 +150,7 @@ class TrainingLoop:
             self._publisher.publish(self._state.step)
         if self._main:
             self._main.trackers = open_trackers(settings, self._total_steps)
+            self._main.exporter.planned(self._total_steps, self._state.step, self._state.totals)
             LOG.info("from step %d to %d on %d ranks", self._state.step, self._total_steps, self._ranks.size)
 
     def _train_steps(self, wall_before_s: float) -> bool:
@@ -197,7 +217,8 @@ class TrainingLoop:
         step, held = self._state.step + 1, self._publisher.version
         if self._main and step < self._total_steps:
             self._main.fetcher.request(step + 1)
-        report = self._updater.run(batch, step, held)
+        with self._spans.part("update", step):
+            report = self._updater.run(batch, step, held)
         failpoint(Failpoint.AFTER_OPTIMIZER_STEP)
         self._timings |= report.timings
         self._state.step = step
@@ -214,6 +235,7 @@ class TrainingLoop:
             metrics["tokens/per_s"] = metrics["tokens/trained"] / self._timings["step"]
             metrics["trainer/version"] = self._publisher.version
             metrics |= self._main.sources.metrics(batch, held)
+            self._spans.step(step, self._timings["step"], held, self._state.groups[step], metrics)
             self._report(self._main, step, metrics)
             self._main.trackers.log_samples(step, batch)
         self._check_updates(bool(report.num_updates or not report.num_skipped), step)
@@ -251,6 +273,7 @@ class TrainingLoop:
             self._note_evaluation(*done)
             metrics |= evaluation_metrics(done[1]) | {"eval/step": float(done[0])}
         values = finite(metrics)
+        main.exporter.trained(step, values, self._state.totals)
         main.trackers.log(step, values)
         try:
             main.client.report_metrics(step, values)
@@ -280,7 +303,9 @@ class TrainingLoop:
         self._saved_step = state.step
         self._state = state.model_copy(update={"groups": {}})
         if self._main:
-            LOG.info("step %d is saved (%.1f s)", state.step, self._timings["save"])
+            about = {"event": "saved", "step": state.step, "save_s": round(self._timings["save"], 3)}
+            self._main.exporter.saved(state.step, self._timings["save"])
+            LOG.info("step %d is saved (%.1f s)", state.step, self._timings["save"], extra=about)
             try:
                 self._main.client.acknowledge(state.step)
             except UnavailableError:
@@ -328,7 +353,9 @@ class TrainingLoop:
     @contextmanager
     def _timed(self, name: str) -> Generator[None]:
         began = time.perf_counter()
-        yield
+        # The wait is for the step that comes, everything else belongs to the one that was trained last.
+        with self._spans.part(name, self._state.step + (name == "wait")):
+            yield
         self._timings[name] = time.perf_counter() - began
 
 
@@ -343,6 +370,9 @@ def planned_steps(settings: RunSettings, num_train_prompts: int) -> int:
             f"{num_train_prompts} prompts make no batch of data.train_batch_size = {settings.data.train_batch_size}: "
             "lower it, or set trainer.total_training_steps"
         )
+    problem = warmup_problem(settings, steps)
+    if problem:
+        raise SettingsError(problem)
     return steps
 
 

@@ -86,7 +86,8 @@ class Publisher:
         if policy.state is not PolicyState.FAILED:
             return None
         self._num_failures += 1
-        LOG.error("version %d (step %d) was not installed: %s", policy.version, policy.step, policy.error)
+        about = {"event": "install_failed", "version": policy.version, "step": policy.step}
+        LOG.error("version %d (step %d) was not installed: %s", policy.version, policy.step, policy.error, extra=about)
         return None if self._retried else policy.step
 
     def _write_and_announce(self, folder: Path, step: int) -> bool:

@@ -56,7 +56,7 @@ def load_state(engine: Any, folder: Path, tag: str, ranks: Ranks, same_ranks: bo
 def _load(engine: Any, folder: Path, tag: str, strict: bool) -> None:
     path, _ = engine.load_checkpoint(str(folder), tag=tag, load_module_strict=strict)
     if path is None:
-        raise TrainingError(f"{folder} can't be read; remove that checkpoint to go on from an older one")
+        raise TrainingError(f"{folder} can't be read; restore it from a copy (docs/training.md)")
 
 
 def _convert(folder: Path, converted: Path, tag: str) -> str | None:

@@ -41,7 +41,7 @@ def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | N
         redis = EmbeddedRedis(run_dir / "redis")
         redis.start()
         stack.callback(redis.stop)
-        words = [str(run_toml), *_wiring(run_dir, policy), *overrides]
+        words = [str(run_toml), *wiring(run_dir, policy), *overrides]
         settings = load_settings(run_toml, words[1:])
         env = THREADS | {"APRIL_BUFFER__URL": redis.url}  # not on the command line, where everyone reads it
         service = stack.enter_context(start_april("service", ["serve", *words], run_dir / "service.log", env))
@@ -51,10 +51,12 @@ def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | N
         processes = Processes(service=service.pid, trainer=trainer.pid, redis=redis.pid)
     summary = _summarise(settings, status, processes, time.monotonic() - started_s)
     _report(summary, json_file)
+    _say(f"all of it in one file, to look at or to send: april report {run_dir}")
     return summary
 
 
-def _wiring(run_dir: Path, policy: Path) -> list[str]:
+def wiring(run_dir: Path, policy: Path) -> list[str]:
+    """What the launcher sets of a run: where it is, its policy, and a free port for its service."""
     port = _free_port()
     return [
         f"--run.dir={run_dir}",
@@ -76,15 +78,28 @@ def _watch(settings: RunSettings, service: Child, trainer: Child) -> Status:
         httpx.Client(base_url=settings.trainer.service_url, timeout=10) as client,
         _progress(settings.trainer.total_training_steps) as show,
     ):
+        told = False
         while trainer.process.poll() is None:
             service.check_alive()
             if status := _status(client):
+                if not told:
+                    _tell_address(settings)
+                    told = True
                 show(status)
             time.sleep(POLL_S)
         trainer.check_alive()
         service.check_alive()
         client.post("/v1/pause").raise_for_status()
         return Status.model_validate(client.get("/v1/status").raise_for_status().json())
+
+
+def _tell_address(settings: RunSettings) -> None:
+    """Where to look, as soon as there is something to see."""
+    url = settings.trainer.service_url
+    if settings.service.dashboard:
+        page = f"{url}{settings.service.root_path}/dashboard"
+        _say(f"the page of the run is at {page}", url=page)
+    _say(f"in a terminal: april top {url}")
 
 
 def _status(client: httpx.Client) -> Status | None:
@@ -148,5 +163,6 @@ def _report(summary: DemoSummary, json_file: Path | None) -> None:
         json_file.write_text(summary.model_dump_json(indent=2) + "\n")
 
 
-def _say(text: str) -> None:
-    print(text if sys.stdout.isatty() else json.dumps({"event": "note", "text": text}), flush=True)
+def _say(text: str, **fields: str) -> None:
+    """A sentence; programs get `fields` beside it."""
+    print(text if sys.stdout.isatty() else json.dumps({"event": "note", "text": text, **fields}), flush=True)

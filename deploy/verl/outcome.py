@@ -38,7 +38,9 @@ class Script:
     def value(self, key: str, default: Any = None) -> Any:
         """The value of `key`, or `default` if the script does not say or only running it would."""
         override = self.overrides.get(key)
-        return default if override is None or override.unknown or override.mark == "~" else override.value
+        if override is None or override.unknown or override.problem or override.mark == "~":
+            return default
+        return override.value
 
     def has(self, key: str) -> bool:
         """Whether the script sets `key`."""

@@ -31,20 +31,34 @@ class Override:
         """The value as verl's configuration would read it."""
         return parse_value(self.text)
 
+    @property
+    def problem(self) -> str | None:
+        """Why the text says no value, if so."""
+        unclosed = _unclosed(self.text)
+        if unclosed:
+            return f"verl would refuse {self.text!r}, since {unclosed}: mend the script"
+        if "${" in self.text:
+            return f"{self.text!r} is looked up in verl's own configuration: set it in RUN.toml"
+        return None
+
 
 def find_overrides(commands: Sequence[Sequence[Word]]) -> list[Override]:
     """Overrides of the command that starts verl; a later one of the same key replaces an earlier one.
 
     Raises `DataError` if no command has any.
     """
-    found = [[o for o in map(_override, words) if o is not None] for words in commands]
-    best = max(found, key=len, default=[])
-    if not best:
+    return list({override.key: override for override in _overrides(find_command(commands))}.values())
+
+
+def find_command(commands: Sequence[Sequence[Word]]) -> Sequence[Word]:
+    """The command that starts verl: the first with the most overrides. Raises `DataError` if no command has any."""
+    best = max(commands, key=lambda words: len(_overrides(words)), default=())
+    if not _overrides(best):
         raise DataError(
             "the script has no command with key=value overrides such as data.train_batch_size=1024; name the script "
             "that starts verl.trainer.main_ppo"
         )
-    return list({override.key: override for override in best}.values())
+    return best
 
 
 def parse_value(text: str) -> Any:
@@ -62,12 +76,32 @@ def parse_value(text: str) -> Any:
     return text
 
 
+def _overrides(words: Sequence[Word]) -> list[Override]:
+    return [override for override in map(_override, words) if override is not None]
+
+
 def _override(word: Word) -> Override | None:
     match = KEY.match(word.text.removeprefix("--"))
     if match is None or (match["equals"] is None and match["mark"] != "~"):
         return None
     key = match["key"].replace("/", ".") if match["equals"] is None else match["key"]
     return None if "/" in key else Override(key, match["value"] or "", match["mark"] or "", word.unknown, word.line)
+
+
+def _unclosed(text: str) -> str | None:
+    """The first bracket without its other half, or the quote around the value that is never closed."""
+    opened: list[str] = []
+    quote = ""
+    for place, here in enumerate(text):
+        if quote:
+            quote = "" if here == quote and text[place - 1] != "\\" else quote
+        elif here in "'\"" and (opened or place == 0):
+            quote = here
+        elif here in "[{":
+            opened.append(here)
+        elif here in "]}" and (not opened or opened.pop() != {"]": "[", "}": "{"}[here]):
+            return f"{here} closes nothing"
+    return f"{(quote or opened[-1])} is never closed" if quote or opened else None
 
 
 def _collection(text: str) -> Any:

@@ -272,7 +272,7 @@ RULES: Mapping[str, Rule] = {
         "a run that has a checkpoint goes on from it",
         "a run goes on from its checkpoint; else name another run",
     ),
-    "trainer.resume_from_path": leave("a run goes on from the checkpoint in its own folder"),
+    "trainer.resume_from_path": leave("verl's checkpoints are not read; trainer.resume_from_path names one of ours"),
     "trainer.val_only": only_if(False, "training is what april train does", "an evaluation alone is not offered"),
     "trainer.device": leave("the device is found"),
     "trainer.default_hdfs_dir": leave("checkpoints go to a folder"),

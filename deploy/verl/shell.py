@@ -18,9 +18,14 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 EXPANSION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?!$-])(\[[@*]\])?(?::?([-=+?])(.*))?$", re.DOTALL)
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\1")
+FUNCTION = re.compile(r"\(\s*\)")
+OVERRIDE = re.compile(r"(?:^|\s)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+=")
+ENDS_EARLY = "a blank after the backslash ends the command there, and what follows is another one: remove the blank"
 ARGUMENTS = frozenset("@*123456789")  # what the script was started with: nothing, here
 SEPARATORS = frozenset("\n;&|()")
 PREFIXES = frozenset({"export", "local", "readonly", "declare", "typeset"})
+OPENERS = frozenset({"then", "else", "do", "{", "!"})  # a command begins after them
+BLANK_REST = re.compile(r"[ \t]+(?=\n|$)")
 OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,6 +42,15 @@ class Word:
     text: str
     unknown: tuple[str, ...] = ()
     line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """`text`, on `line`, is not read as a shell would; `reason` says how."""
+
+    line: int
+    text: str
+    reason: str
 
 
 Variables = dict[str, list[Word]]  # an array has several, an ordinary variable one
@@ -65,7 +79,14 @@ class _Builder:
 
 def read_script(text: str, environment: Mapping[str, str]) -> list[list[Word]]:
     """The commands of a script, each a list of words after expansion; `environment` has what is set before it."""
-    return _Reader(text.replace("\r\n", "\n"), {name: [Word(value)] for name, value in environment.items()}).commands()
+    return read_with_notes(text, environment)[0]
+
+
+def read_with_notes(text: str, environment: Mapping[str, str]) -> tuple[list[list[Word]], list[Note]]:
+    """The same, with notes on functions, continuations that end early, and here-documents with overrides."""
+    known = {name: [Word(value)] for name, value in environment.items()}
+    reader = _Reader(text.replace("\r\n", "\n"), known)
+    return reader.commands(), reader.notes
 
 
 class _Reader:
@@ -76,6 +97,7 @@ class _Reader:
         self.variables = variables
         self.at = 0
         self.heredocs: list[str] = []
+        self.notes: list[Note] = []
 
     def commands(self) -> list[list[Word]]:
         """All of them."""
@@ -92,6 +114,7 @@ class _Reader:
         while self.at < len(self.text):
             here = self.text[self.at]
             if here in SEPARATORS:
+                self._note_function(builder)
                 self.at += 1
                 if here == "\n":
                     self._skip_heredocs()
@@ -113,6 +136,8 @@ class _Reader:
             self.at = self._find("\n")
         elif here == "\\":
             following = self.text[self.at + 1 : self.at + 2]
+            if BLANK_REST.match(self.text, self.at + 1):
+                self._note(ENDS_EARLY)
             self.at += 2
             if following != "\n":
                 builder.add(following)
@@ -152,7 +177,7 @@ class _Reader:
     def _assignment(self, words: list[Word]) -> bool:
         """Carry out `NAME=value` or `NAME=(…)` if one begins here, in front of a command or after `export`."""
         match = ASSIGNMENT.match(self.text, self.at)
-        if match is None or any(word.text not in PREFIXES and not word.text.startswith("-") for word in words):
+        if match is None or any(w.text not in PREFIXES | OPENERS and not w.text.startswith("-") for w in words):
             return False
         self.at = match.end()
         if self.text[self.at : self.at + 1] == "(":
@@ -283,10 +308,25 @@ class _Reader:
         for mark in self.heredocs:
             while self.at < len(self.text):
                 end = self._find("\n")
-                line, self.at = self.text[self.at : end].strip(), end + 1
+                line = self.text[self.at : end].strip()
                 if line == mark:
+                    self.at = end + 1
                     break
+                if OVERRIDE.search(line):
+                    self._note("a here-document is not read")
+                self.at = end + 1
         self.heredocs.clear()
+
+    def _note_function(self, builder: _Builder) -> None:
+        """Before a separator: `name()` begins a function."""
+        name = builder.text if not builder.words else builder.words[0].text
+        if FUNCTION.match(self.text, self.at) and NAME.fullmatch(name):
+            self._note(f"the body of {name} counts once, where it stands, and without arguments")
+
+    def _note(self, reason: str) -> None:
+        """On the line that is being read."""
+        begin = self.text.rfind("\n", 0, self.at) + 1
+        self.notes.append(Note(self._line(), self.text[begin : self._find("\n")].strip(), reason))
 
     def _line(self, place: int | None = None) -> int:
         return self.text.count("\n", 0, self.at if place is None else place) + 1

@@ -18,6 +18,7 @@ from deploy.verl.conversions import is_hub_name
 from deploy.verl.outcome import ACTOR, MODEL, ROLLOUT, Outcome, Script, Status
 from deploy.verl.overrides import Override
 from deploy.verl.rules import RULES
+from deploy.verl.shell import Note
 from protocol.settings import RunSettings, iter_fields
 
 # verl's own defaults that differ from ours: a script that leaves them out means them.
@@ -69,8 +70,8 @@ class Translation:
     comments: dict[str, str]
 
 
-def translate(overrides: Sequence[Override]) -> Translation:
-    """Settings for all `overrides`, with verl's defaults and what is new here added."""
+def translate(overrides: Sequence[Override], notes: Sequence[Note] = ()) -> Translation:
+    """Settings for all `overrides`, with verl's defaults and what is new here added, and a row for each note."""
     script = Script({o.key: o for o in overrides})
     flat: dict[str, Any] = {}
     rows: list[Row] = []
@@ -91,6 +92,7 @@ def translate(overrides: Sequence[Override]) -> Translation:
             flat[name] = value
             comments[name] = reason
             rows.append(_row("", "", Outcome(Status.ADDED, {name: value}, reason)))
+    rows += [Row(f"line {n.line}", n.text, Status.NOT_CARRIED, (), (), n.reason) for n in notes]
     return Translation(rows, _nested(flat), comments)
 
 
@@ -100,6 +102,8 @@ def _outcome(override: Override, script: Script) -> Outcome:
     if override.unknown:
         told = ", ".join(dict.fromkeys(override.unknown))
         return Outcome(Status.NOT_CARRIED, {}, f"only running the script would tell {told}: set it in RUN.toml")
+    if override.problem:
+        return Outcome(Status.NOT_CARRIED, {}, f"line {override.line}: {override.problem}")
     if override.key.startswith(CRITIC_PREFIX):
         return _critic(override, script)
     if override.key.startswith(f"{ROLLOUT}.engine_kwargs.vllm."):

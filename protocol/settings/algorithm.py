@@ -38,6 +38,12 @@ class KlCtrlSettings(Section):
     target_kl: float = Field(default=0.1, gt=0)
     """KL a token that the adaptive coefficient steers to."""
 
+    @model_validator(mode="after")
+    def _check_start(self) -> "KlCtrlSettings":
+        if self.type == "adaptive" and not self.kl_coef:
+            raise ValueError("type = 'adaptive' multiplies kl_coef, and 0 stays 0: give kl_coef a value above 0")
+        return self
+
 
 class AlgorithmSettings(Section):
     """Advantages and off-policy correction."""
@@ -115,6 +121,11 @@ def check_correction(algorithm: AlgorithmSettings) -> None:
     band = algorithm.correction_band
     if band is not None and not 0 <= band[0] < band[1]:
         raise ValueError(f"correction_band = {list(band)} must be two numbers, the first smaller and not negative")
+    if band is not None and not band[0] <= 1 <= band[1]:
+        raise ValueError(
+            f"correction_band = {list(band)} leaves out the weight 1, which on-policy tokens have, and so nearly all "
+            "of them: give one that holds 1, such as [0.5, 5.0]"
+        )
     corrects = algorithm.correction is not Correction.NONE
     if not corrects and (algorithm.rejection != "none" or algorithm.veto or band is not None):
         raise ValueError(
@@ -125,10 +136,11 @@ def check_correction(algorithm: AlgorithmSettings) -> None:
         raise ValueError("correction_geometric needs correction_level = 'version_run' or 'sequence'")
     if algorithm.rejection == "k1" and algorithm.rejection_level != "token" and algorithm.rejection_reduce == "max":
         raise ValueError("rejection_reduce = 'max' needs rejection = 'k2' or 'k3': k1 has a sign")
-    if algorithm.rejection == "k1" and algorithm.rejection_lower > algorithm.rejection_upper:
-        raise ValueError("rejection_lower is above rejection_upper: every token would be left out")
-    if algorithm.rejection == "k1" and not algorithm.rejection_lower and algorithm.rejection_upper < 1:
-        raise ValueError("rejection_upper < 1 with rejection = 'k1' needs rejection_lower: a ratio of 1 is on-policy")
+    if algorithm.rejection == "k1" and not algorithm.rejection_lower <= 1 <= algorithm.rejection_upper:
+        raise ValueError(
+            f"rejection = 'k1' keeps ratios from {algorithm.rejection_lower:g} to {algorithm.rejection_upper:g} and "
+            "would leave out 1, which on-policy tokens have: set rejection_lower <= 1 <= rejection_upper"
+        )
     if algorithm.correction_normalise and algorithm.correction is not Correction.DECOUPLED:
         raise ValueError("correction_normalise needs correction = 'decoupled': the others have no weights")
     if algorithm.proximal == "loglinear":

@@ -11,6 +11,7 @@ from protocol.settings.algorithm import AlgorithmSettings
 from protocol.settings.algorithm_rules import check_algorithm
 from protocol.settings.base import Section
 from protocol.settings.data import DataSettings, RewardSettings
+from protocol.settings.observing import LogSettings, TracingSettings
 from protocol.settings.rollout import EngineBackend, EngineSettings, EvaluationSettings, OnInstall, RolloutSettings
 from protocol.settings.service import (
     BufferSettings,
@@ -67,6 +68,8 @@ class RunSettings(BaseSettings):
     weights: WeightsSettings = Field(default_factory=WeightsSettings)
     delivery: DeliverySettings = Field(default_factory=DeliverySettings)
     trace: TraceSettings = Field(default_factory=TraceSettings)
+    logs: LogSettings = Field(default_factory=LogSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     actor: ActorSettings = Field(default_factory=ActorSettings)
     critic: CriticSettings = Field(default_factory=CriticSettings)

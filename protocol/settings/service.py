@@ -19,6 +19,16 @@ class ServiceSettings(Section):
     """Port to bind; 0 takes a free one."""
     token: SecretStr | None = Field(default=None, min_length=1)
     """Bearer token for every route but health and readiness; better given as APRIL_SERVICE__TOKEN."""
+    dashboard: bool = True
+    """Serve the page at /dashboard."""
+    metrics: bool = True
+    """Observe samples and rounds for `/metrics`; without it, it tells the state at the time of the scrape alone."""
+    root_path: str = Field(default="", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
+    """Path prefix under which a proxy shows this service, such as /april."""
+    allowed_hosts: list[str] = Field(default_factory=list[str])
+    """Host names, besides this machine's own, under which a service without a token may be reached."""
+    watch: bool = True
+    """Keep what the pictures, the verdict and the waits of /dashboard, /v1/pictures and /v1/status need."""
     max_wait_s: float = Field(default=60.0, ge=0)
     """Longest wait of one long poll."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from protocol.settings.algorithm import KlType
 from protocol.settings.base import Section
@@ -32,6 +32,13 @@ class OptimSettings(Section):
     """The rate after the warm-up: `constant`, or falling to `min_lr_ratio` as a `cosine` or a `linear` curve."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
     """Where a falling rate ends, as a share of `lr`."""
+
+    @field_validator("betas")
+    @classmethod
+    def _check_betas(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"{list(betas)} must be two numbers from 0 to below 1, such as [0.9, 0.999]")
+        return betas
 
 
 class ActorSettings(Section):
@@ -170,6 +177,12 @@ class TrainerSettings(Section):
     """Steps between two checkpoints; a batch is durable when one holds its step."""
     num_checkpoints_kept: int = Field(default=2, ge=1)
     """Newest checkpoints kept; older ones are deleted, save the best by evaluation reward."""
+    resume_from_path: Path | None = None
+    """Checkpoint (`…/checkpoints/step-NNNNNN`) to go on from instead of the newest; those after it are put aside. The
+    service must not have acknowledged later steps, or have a new buffer (docs/training.md)."""
+    accept_lost_buffer: bool = False
+    """I know that the service's buffer lacks steps of the checkpoint, because it is new or was set back: what was in
+    flight is gone, and the order of prompts begins where the buffer has it."""
     test_freq: int = Field(default=0, ge=0)
     """Steps between two evaluations; 0 is never."""
     val_before_train: bool = False
@@ -184,6 +197,10 @@ class TrainerSettings(Section):
     """Name of the project, for trackers."""
     experiment_name: str | None = None
     """Name of the experiment, for trackers; by default `run.name`."""
+    metrics_port: int = Field(default=0, ge=0, le=65535)
+    """Port at which rank 0 serves its own Prometheus metrics at `/metrics`; 0 is none."""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to bind for them. They have no token: beyond loopback everyone who gets there can read them."""
     wait_timeout_s: float = Field(default=1800.0, gt=0)
     """Give up after the service has given no batch and no answer for this long."""
     nnodes: int = Field(default=1, ge=1)

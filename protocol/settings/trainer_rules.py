@@ -1,34 +1,12 @@
 """Rules that tie the trainer's sections together. Each returns one sentence that says what to do, or None."""
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from protocol.settings.deepspeed_keys import config_problem
 from protocol.settings.trainer import CriticSettings
 
 if TYPE_CHECKING:
     from protocol.settings.run import RunSettings
-
-# Keys of `deepspeed.config` that the trainer's arithmetic rests on, and what to use instead.
-DECIDED_KEYS: Mapping[str, str] = {
-    "amp": "model.dtype",
-    "bf16.enabled": "model.dtype",
-    "checkpoint.load_universal": "nothing: a checkpoint of another number of ranks is converted by itself",
-    "fp16": "model.dtype",
-    "gradient_accumulation_steps": "actor.ppo_max_token_len_per_gpu",
-    "gradient_clipping": "actor.grad_clip",
-    "managed_gradient_accumulation": "actor.ppo_max_token_len_per_gpu",
-    "optimizer": "actor.optim",
-    "pipeline": "nothing: the trainer has no pipeline stages",
-    "scheduler": "actor.optim.lr_scheduler_type",
-    "sequence_parallel_size": "actor.ulysses_sequence_parallel_size",
-    "tensor_parallel": "nothing: the trainer has data parallelism and ZeRO",
-    "torch_autocast": "model.dtype",
-    "train_batch_size": "actor.ppo_mini_batch_size",
-    "train_micro_batch_size_per_gpu": "actor.ppo_max_token_len_per_gpu",
-    "zero_allow_untested_optimizer": "nothing: the trainer's AdamW is the one that is tested",
-    "zero_force_ds_cpu_optimizer": "nothing: the trainer's AdamW is the one that is tested",
-    "zero_optimization.stage": "deepspeed.zero_stage",
-}
 
 
 def deepspeed_problem(settings: "RunSettings") -> str | None:
@@ -38,18 +16,14 @@ def deepspeed_problem(settings: "RunSettings") -> str | None:
         return "deepspeed.offload_optimizer needs deepspeed.zero_stage >= 1: set the stage, or leave it on the device"
     if chosen.offload_param and chosen.zero_stage < 3:
         return f"deepspeed.offload_param needs deepspeed.zero_stage = 3 and it is {chosen.zero_stage}: set one of them"
-    for key in _dotted(chosen.config):
-        for decided, instead in DECIDED_KEYS.items():
-            if key == decided or key.startswith(f"{decided}."):
-                return f"deepspeed.config sets {key}, which the trainer decides: remove it and use {instead}"
-    return None
+    return config_problem(chosen.config)
 
 
 def critic_problem(settings: "RunSettings") -> str | None:
     """A critic where no estimator uses one."""
     estimator = settings.algorithm.adv_estimator
     if str(estimator) == "gae":
-        return None
+        return warmup_problem(settings, settings.trainer.total_training_steps)
     if settings.critic != CriticSettings():
         return (
             f"critic.* needs algorithm.adv_estimator = 'gae' and it is '{estimator}': set that, or remove the section"
@@ -60,6 +34,17 @@ def critic_problem(settings: "RunSettings") -> str | None:
             "set that, or leave the warm-up out"
         )
     return None
+
+
+def warmup_problem(settings: "RunSettings", num_steps: int | None) -> str | None:
+    """A run of `num_steps` that would end before the policy is trained for the first time."""
+    warmup = settings.trainer.critic_warmup
+    if num_steps is None or warmup < num_steps:
+        return None
+    return (
+        f"trainer.critic_warmup = {warmup} of {num_steps} training steps leaves none in which the policy trains: lower "
+        "it, or raise trainer.total_training_steps"
+    )
 
 
 def optim_problem(settings: "RunSettings") -> str | None:
@@ -81,11 +66,3 @@ def lora_problem(settings: "RunSettings") -> str | None:
     if not model.lora_rank and adapters:
         return "model.lora_alpha and model.target_modules need model.lora_rank >= 1: set it, or remove them"
     return None
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _dotted(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

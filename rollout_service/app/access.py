@@ -1,15 +1,14 @@
-"""Who may call: a bearer token when one is set, and bodies of bounded size."""
+"""Who may call: a bearer token or the page's cookie when a token is set, and bodies of bounded size."""
 
-import hmac
 from typing import Annotated
 
 from fastapi import Header, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from protocol.errors import UnauthorizedError
 from protocol.messages import MAX_STEP, TRAINER_EPOCH_HEADER
 from rollout_service.app.host import Host, Running
 from rollout_service.app.problems import problem
+from rollout_service.dashboard.login import Door
 
 
 def host_of(request: Request) -> Host:
@@ -24,17 +23,16 @@ def running_service(request: Request) -> Running:
     return host_of(request).running
 
 
-def require_token(request: Request, authorization: Annotated[str | None, Header()] = None) -> None:
-    """401 unless the configured bearer token was sent; no token configured: everyone on loopback may call."""
-    token = host_of(request).settings.service.token
-    if token is None:
-        return
-    expected = f"Bearer {token.get_secret_value()}"
-    if authorization is None or not hmac.compare_digest(authorization.encode(), expected.encode()):
-        raise UnauthorizedError(
-            "this service wants its token: set APRIL_SERVICE__TOKEN for april train, or send"
-            " 'Authorization: Bearer TOKEN'"
-        )
+def door_of(request: Request) -> Door:
+    """What decides on who may call."""
+    door = request.app.state.door
+    assert isinstance(door, Door), "build_app sets it"
+    return door
+
+
+def require_token(request: Request) -> None:
+    """401 unless the configured bearer token or the page's cookie was sent; without a token, this machine may call."""
+    door_of(request).check(request)
 
 
 TrainerEpoch = Annotated[int, Header(alias=TRAINER_EPOCH_HEADER, ge=1, le=MAX_STEP)]

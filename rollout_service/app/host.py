@@ -27,9 +27,12 @@ class Host:
     """One for each process."""
 
     settings: RunSettings
-    metrics: ServiceMetrics = field(default_factory=ServiceMetrics)
+    metrics: ServiceMetrics = field(init=False)
     waits_for: str = "the engines to start"
     _running: Running | None = None
+
+    def __post_init__(self) -> None:
+        self.metrics = ServiceMetrics(self.settings)
 
     @property
     def running(self) -> Running:
@@ -44,10 +47,12 @@ class Host:
         """All parts have started."""
         board = StatusBoard(parts)
         self._running = Running(parts, board, TrainerSessions(parts, board))
+        self.metrics.attach(parts, board)
 
     def stopping(self) -> None:
         """From now on routes answer 503, and event streams end."""
         if self._running is not None:
-            self._running.board.stopping = True
+            self._running.board.stop()
         self._running = None
+        self.metrics.detach()
         self.waits_for = "everything to be parked before it stops"

@@ -3,9 +3,8 @@
 import time
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from protocol.errors import UnavailableError
 from protocol.messages import Control, GroupView, LiveSettings, SettingsView, Status
@@ -16,6 +15,8 @@ from rollout_service.views import view_group, with_tokens_of
 router = APIRouter(prefix="/v1", dependencies=[Depends(require_token)], tags=["operator"])
 metrics_router = APIRouter(dependencies=[Depends(require_token)], tags=["operator"])
 probe_router = APIRouter(tags=["probes"])
+
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy must pass events on at once
 
 Service = Annotated[Running, Depends(running_service)]
 HostOf = Annotated[Host, Depends(host_of)]
@@ -29,8 +30,8 @@ async def get_status(service: Service) -> Status:
 
 @router.get("/events", response_class=StreamingResponse)
 async def get_events(service: Service) -> StreamingResponse:
-    """The status as server-sent events, once a second."""
-    return StreamingResponse(service.board.events(), media_type="text/event-stream")
+    """Server-sent events: `status` once a second, `changed` with the names of pictures that would look different."""
+    return StreamingResponse(service.board.events(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 @router.get("/settings")
@@ -77,10 +78,10 @@ async def get_group(group_id: str, service: Service) -> GroupView:
 
 
 @metrics_router.get("/metrics", response_class=Response)
-async def get_metrics(host: HostOf) -> Response:
-    """Prometheus metrics."""
-    host.metrics.status.status = await host.running.board.make()
-    return Response(generate_latest(host.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+async def get_metrics(host: HostOf, accept: Annotated[str, Header()] = "") -> Response:
+    """Metrics for Prometheus: OpenMetrics if it is asked for; also while the service starts and Redis is away."""
+    text, media_type = await host.metrics.scrape(accept)
+    return Response(text, media_type=media_type)
 
 
 @probe_router.get("/healthz")

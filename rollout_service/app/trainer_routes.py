@@ -1,5 +1,6 @@
 """Routes of the trainer: session, batches, steps, policies, evaluations, metrics."""
 
+import time
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Response
@@ -32,7 +33,7 @@ Step = Annotated[int, Path(ge=1, le=MAX_STEP)]
 @router.post("/trainers")
 async def open_trainer(body: OpenTrainer, service: Service) -> TrainerSession:
     """Open a trainer session; every older one is fenced from now on."""
-    return await service.sessions.open(body.durable_step)
+    return await service.sessions.open(body.durable_step, body.accept_lost_buffer)
 
 
 @router.post("/batches", response_model=None)
@@ -45,7 +46,11 @@ async def lease_batch(
 ) -> Response:
     """The batch of a step, waiting for it: safetensors or JSON by `Accept`; 204 if it is not ready by then."""
     wait_s = min(body.wait_s, host.settings.service.max_wait_s)
-    leased = await service.parts.delivery.lease(body.step, trainer_epoch, wait_s)
+    asked_s = time.monotonic()
+    with service.board.long_poll(body.step) as poll:
+        leased = await service.parts.delivery.lease(body.step, trainer_epoch, wait_s)
+        poll.answered = leased is not None
+    host.metrics.delivery.polled(time.monotonic() - asked_s, answered=leased is not None)
     service.board.trainer_connected = True
     if leased is None:
         return Response(status_code=204)
@@ -98,5 +103,4 @@ async def trainer_metrics(
 ) -> None:
     """The metrics of a step, shown beside the service's own."""
     service.board.trainer_metrics = {"step": float(body.step)} | body.metrics
-    for name, value in service.board.trainer_metrics.items():
-        host.metrics.trainer.labels(name).set(value)
+    host.metrics.delivery.reported(service.board.trainer_metrics)

@@ -3,7 +3,8 @@
 Always true:
 - a token is a function of (sample, position, version), and so is its log-probability: loss, duplication, reordering and
   a wrong version label can all be found from what was delivered;
-- the length of a response is a function of (run seed, sample), so a resumed sample ends where it would have ended;
+- the length of a response is a function of (run seed, sample), so a resumed sample ends where it would have ended; one
+  that goes on under another id is as long as those are that get so far, so that pooling samples shortens no tail;
 - one task advances every running sequence together, and no more than `slots` of them; the others wait in order;
 - it has no KV cache: what it says about one is what a real engine would say.
 """
@@ -34,6 +35,7 @@ MIN_STEP_S = 1e-5  # a step of no time at all would finish every response before
 MIN_TICK_S = 0.002  # steps shorter than this are taken several at a time: waking the streams costs more
 MIX_POSITION, MIX_VERSION = 0x9E3779B1, 0x85EBCA77  # odd 32-bit constants with well-spread bits
 MAX_LOGPROB = 8.0
+MAX_DRAWS = 1000  # of a length that is longer than what there is: one in a thousand gets so far, or it ends
 BLOCK_TOKENS = 64  # tokens that are computed at once: one at a time costs thirty times as much
 
 
@@ -48,11 +50,19 @@ def simulated_logprobs(sample_id: str, start: int, count: int, version: int) -> 
     return (-MAX_LOGPROB * share).astype(np.float32)
 
 
-def simulated_length(run_seed: int, sample_id: str, median: float, sigma: float) -> int:
-    """Length of the whole response, its end token included: lognormal, from the run's seed and the sample's id."""
-    digest = hashlib.blake2b(f"{run_seed}/{sample_id}".encode(), digest_size=8).digest()
-    uniform = (int.from_bytes(digest, "little") + 0.5) / 2.0**64
-    return max(1, round(math.exp(math.log(median) + sigma * NormalDist().inv_cdf(uniform))))
+def simulated_length(run_seed: int, sample_id: str, median: float, sigma: float, longer_than: int = 0) -> int:
+    """Length of the whole response, its end token included: lognormal, from the run's seed and the sample's id.
+
+    It is the first of a series of draws that is `longer_than` the tokens that there are: the same at every resume.
+    """
+    for draw in range(MAX_DRAWS):
+        named = f"{run_seed}/{sample_id}/{draw}" if draw else f"{run_seed}/{sample_id}"
+        digest = hashlib.blake2b(named.encode(), digest_size=8).digest()
+        uniform = (int.from_bytes(digest, "little") + 0.5) / 2.0**64
+        length = max(1, round(math.exp(math.log(median) + sigma * NormalDist().inv_cdf(uniform))))
+        if length > longer_than:
+            return length
+    return longer_than + 1
 
 
 def _mix(sample_id: str, start: int, count: int, version: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
@@ -124,7 +134,7 @@ class SimulatedEngine:
         self._settings = settings
         self._model = settings.engine.simulated
         self._worker = worker
-        self._lengths = lengths or self._drawn_length
+        self._lengths = lengths
         self._streams = StreamTable[_Sequence]()
         self._running: dict[str, _Sequence] = {}
         self._queued: deque[_Sequence] = deque()
@@ -229,7 +239,9 @@ class SimulatedEngine:
 
     def _sequence(self, request: GenerationRequest) -> _Sequence:
         sample_id = request.request_id.split("@")[0]
-        left = max(1, self._lengths(sample_id) - request.num_prefix_tokens)
+        has = request.num_prefix_tokens
+        whole = self._drawn_length(sample_id, has) if self._lengths is None else self._lengths(sample_id)
+        left = max(1, whole - has)
         budget = request.sampling.max_tokens
         end = StreamEnd.STOP if left <= budget else StreamEnd.LENGTH
         return _Sequence(request, sample_id, request.num_prefix_tokens, min(left, budget), end, self._version)
@@ -327,8 +339,9 @@ class SimulatedEngine:
             self.faults.fail_requests[sequence.sample_id] = left - 1
         return left > 0
 
-    def _drawn_length(self, sample_id: str) -> int:
-        return simulated_length(self._settings.run.seed, sample_id, self._model.median_tokens, self._model.sigma)
+    def _drawn_length(self, sample_id: str, longer_than: int) -> int:
+        model = self._model
+        return simulated_length(self._settings.run.seed, sample_id, model.median_tokens, model.sigma, longer_than)
 
     def _check_alive(self) -> None:
         if self._stepper is None:

@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from protocol.errors import AprilError, EngineDeadError, EngineError
@@ -37,9 +37,19 @@ class VllmProcess:
 
     @classmethod
     async def start(cls, settings: RunSettings, worker: str, seed: int) -> "VllmProcess":
-        """Start the engine in a thread, so that the service goes on. Raises `EngineError` with what to do."""
+        """Start the engine in a thread, so that the service goes on. Raises `EngineError` with what to do.
+
+        vLLM's start can't be broken off: who is cancelled meanwhile waits for its end, and the engine is stopped.
+        """
         started: list[VllmProcess] = []  # a thread that returned the engine itself would keep it alive
-        await asyncio.to_thread(cls._start, settings, worker, seed, started)
+        starting = asyncio.create_task(asyncio.to_thread(cls._start, settings, worker, seed, started))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _ended(starting)
+            if started:
+                await started.pop().stop()
+            raise
         process = started.pop()
         try:
             await process.guard(process.llm.get_supported_tasks())  # kept by vLLM: later requests need not ask
@@ -141,6 +151,15 @@ class VllmProcess:
         await asyncio.to_thread(_reap, processes)
         await asyncio.sleep(0)  # vLLM closes its sockets in a turn of this loop
         await asyncio.to_thread(_close_sockets, self.llm.engine_core.resources)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait until `task` has ended, well or not, whoever cancels the wait: what it holds must be let go."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("an engine that was no longer wanted did not start: %s", task.exception())
 
 
 def _reap(processes: list[Any]) -> None:

@@ -1,6 +1,7 @@
 """What every source of prompts comes down to: rows, before the tokenizer sees them."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -40,10 +41,8 @@ def read_record(record: Mapping[str, Any], origin: str, stem: str, prompt_key: s
             "column of the prompt"
         )
     label = _find_label(record)
-    if label is None and needs_label:
-        raise DataError(
-            f"{origin} has no {' or '.join(LABEL_COLUMNS)}, only {', '.join(record)}; the scorer needs the right answer"
-        )
+    if needs_label:
+        _check_label(label, record, origin)
     source = record.get("data_source")
     return Row(
         prompt=read_prompt(record[prompt_key], origin),
@@ -128,6 +127,19 @@ def _find_label(record: Mapping[str, Any]) -> Any:
     if isinstance(model, Mapping) and model.get("ground_truth") is not None:
         return model["ground_truth"]
     return record.get("ground_truth")
+
+
+def _check_label(label: Any, record: Mapping[str, Any], origin: str) -> None:
+    """Raise DataError for what stands where a right answer is missing."""
+    if label is None:
+        named = "reward_model" in record or "ground_truth" in record
+        has = f"null as its {' or '.join(LABEL_COLUMNS)}" if named else f"no {' or '.join(LABEL_COLUMNS)}"
+        only = "" if named else f", only {', '.join(record)}"
+        raise DataError(f"{origin} has {has}{only}; the scorer needs the right answer")
+    is_nan = isinstance(label, float) and math.isnan(label)
+    if is_nan or (isinstance(label, str) and not label.strip()):
+        words = "NaN" if is_nan else "empty"
+        raise DataError(f"{origin}: the right answer is {words}; fill it in, or remove the row")
 
 
 def read_gsm8k_answer(answer: str, origin: str) -> str:

@@ -6,6 +6,7 @@ are therefore off, and the time-out of the worker holds for it as for every scor
 
 import importlib
 import logging
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +39,8 @@ def read_gold(label: Json) -> list[Any]:
     """The label as math-verify reads it; bare LaTeX such as `x+1` needs no dollar signs."""
     if isinstance(label, bool) or not isinstance(label, str | int | float) or not str(label).strip():
         raise LabelError("it must be a string with an expression, or a number")
+    if isinstance(label, float) and not math.isfinite(label):
+        raise LabelError("it is no finite number, as where one is missing")
     text = str(label)
     marked = "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text
     gold = _parse_label(text if marked else f"\\boxed{{{text}}}")

@@ -1,5 +1,6 @@
 """Scorers that need nothing but the text: exact match, and GSM8K's number after `####`."""
 
+import math
 import re
 import unicodedata
 from decimal import Decimal
@@ -34,8 +35,10 @@ def accepted_labels(label: Json) -> list[str]:
     if not labels or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in labels):
         raise LabelError("it must be a string, a number, or a list of them")
     texts = [str(item) for item in labels]
-    if not all(text.strip() for text in texts):
-        raise LabelError("it is empty")
+    if any(isinstance(item, float) and not math.isfinite(item) for item in labels):
+        raise LabelError("it is no finite number, as where one is missing")
+    if not all(normalise(text) for text in texts):
+        raise LabelError("it is empty, or a full stop alone, which is not compared")
     return texts
 
 

@@ -17,6 +17,9 @@ from typing import Any
 from protocol.errors import DataError
 
 CALIBRATION_VERSION = 1
+LONGEST_S = 1e6  # for one step or token: eleven days, so that no sum of times overflows
+MAX_COUNT = 1 << 40  # slots and tokens
+COUNTS = frozenset({"slots", "kv_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class EngineModel:
     step_per_context_token_s: float = 0.0
     prefill_per_token_s: float = 0.00002
     kv_tokens: int = 0
+
+    @property
+    def decodes_in_no_time(self) -> bool:
+        """Nothing that a decode step does takes time, so that there is no throughput to speak of."""
+        return not (self.step_base_s or self.step_per_sequence_s or self.step_per_context_token_s)
 
     def step_s(self, running: int, context: int) -> float:
         """One decode step of `running` sequences with `context` tokens (prompts and responses) between them."""
@@ -77,20 +85,27 @@ def engine_of_json(data: Mapping[str, Any], where: str) -> EngineModel:
         raise DataError(f"{where} is no calibration of this version of april: write it anew with `april calibrate`")
     names = {field.name for field in fields(EngineModel)}
     values: dict[str, Any] = {str(name): value for name, value in numbers.items()}  # pyright: ignore[reportUnknownVariableType]  JSON
-    wrong = [n for n, v in values.items() if n not in names or not isinstance(v, int | float) or v < 0 or v != v]
-    if wrong or names - set(values) or values["slots"] < 1:
+    wrong = sorted(n for n, v in values.items() if n not in names or not _fits(n, v))
+    if wrong or names - set(values):
         raise DataError(
             f"{where} has no use as an engine's numbers ({', '.join(wrong) or 'some are missing'}): write it anew"
         )
-    values["slots"], values["kv_tokens"] = int(values["slots"]), int(values["kv_tokens"])
     return EngineModel(**values)
+
+
+def _fits(name: str, value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name in COUNTS:
+        return isinstance(value, int) and (name == "kv_tokens" or value >= 1) and 0 <= value <= MAX_COUNT
+    return 0 <= value <= LONGEST_S
 
 
 def read_engine(path: Path) -> EngineModel:
     """The engine model in a file that `april calibrate` wrote."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"can't read the calibration {path} ({error}); write it with `april calibrate`") from error
     if not isinstance(data, dict):
         raise DataError(f"{path} is no calibration: write it with `april calibrate`")

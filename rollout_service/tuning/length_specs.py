@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.errors import SettingsError
+from rollout_service.tuning.trace_records import MAX_TOKENS
 from rollout_service.tuning.workload import PromptLengths
 
 EXAMPLE = "lognormal:median=200,sigma=1"
-NO_MAX = 1 << 30  # longer than any context
+NO_MAX = MAX_TOKENS  # longer than any context
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,15 @@ def _part(term: str, text: str) -> Lognormal:
         raise SettingsError(f"{text!r} has sigma and between or within: give one sigma, or the two levels")
     within = values.get("within", values.get("sigma", 0.0))
     between = values.get("between", 0.0)
-    if values["median"] <= 0 or within < 0 or between < 0 or values.get("max", 1) < 1:
-        raise SettingsError(f"{text!r}: the median and max must be positive, sigma, between and within not negative")
-    return Lognormal(
-        values["median"], between, within, int(values.get("max", NO_MAX)), int(max(0, values.get("prompt", 0)))
-    )
+    if len(values) < len(pairs):
+        raise SettingsError(f"{text!r} names something twice: give each once")
+    if values["median"] <= 0 or min(within, between, values.get("prompt", 0)) < 0 or values.get("max", 1) < 1:
+        raise SettingsError(
+            f"{text!r}: the median and max must be positive, sigma, between, within and prompt not negative"
+        )
+    if max(values["median"], values.get("max", 0), values.get("prompt", 0)) > MAX_TOKENS:
+        raise SettingsError(f"{text!r}: no response or prompt has more than {MAX_TOKENS} tokens; give smaller numbers")
+    return Lognormal(values["median"], between, within, int(values.get("max", NO_MAX)), int(values.get("prompt", 0)))
 
 
 def _number(text: str, whole: str) -> float:

@@ -88,25 +88,24 @@ def lengths_of_trace(trace: Trace, seed: int = 0) -> GroupedLengths | FlatLength
         about[sample.group_id] = (sample.prompt_tokens, sample.source, sample.prompt_id)
     if all(len(lengths) == 1 for lengths in groups.values()):
         flat = tuple(lengths[0] for lengths in groups.values())
-        return FlatLengths(f"the trace of {trace.run}", flat, tuple(tokens for tokens, _, _ in about.values()))
+        return FlatLengths(trace.name, flat, tuple(tokens for tokens, _, _ in about.values()))
     # Drawn again and again, prompts would be foreseen better than in the run, unless they came again there, too.
     recur = len({prompt_id for _, _, prompt_id in about.values()}) < len(groups)
     prompts = tuple(
         PromptLengths(tuple(lengths), about[group][0], about[group][1], about[group][2] if recur else "")
         for group, lengths in groups.items()
     )
-    return GroupedLengths(f"the trace of {trace.run}", prompts)
+    return GroupedLengths(trace.name, prompts)
 
 
 def survival_of_trace(trace: Trace) -> Survival:
     """The survival estimate of all samples that have a token. Raises DataError with what is missing."""
     samples = [s for s in trace.samples if s.num_tokens or s.finished]
     if not samples:
-        raise DataError(f"the trace of {trace.run} has no sample yet: let the run finish a round")
+        raise DataError(f"{trace.name} has no sample yet: let the run finish a round")
     if not any(s.finished for s in samples):
         raise DataError(
-            f"no sample of the trace of {trace.run} has finished, {len(samples)} are unfinished: let the run go on "
-            "until some have"
+            f"no sample of {trace.name} has finished, {len(samples)} are unfinished: let the run go on until some have"
         )
     return kaplan_meier([s.num_tokens for s in samples], [s.finished for s in samples])
 

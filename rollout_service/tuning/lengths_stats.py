@@ -1,13 +1,14 @@
 """What a trace says about lengths: with the unfinished ones counted as what they are, longer than what they have."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
+from protocol.watching import LengthBin, Straggler
 from rollout_service.tuning.lengths import survival_of_trace
 from rollout_service.tuning.survival import Survival
 from rollout_service.tuning.trace_reader import Trace, TracedSample
@@ -26,28 +27,6 @@ class Quantile:
     length: int | None
     lower: int | None
     upper: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LengthBin:
-    """Finished responses of about one length."""
-
-    shortest: int
-    longest: int
-    num_samples: int
-    mean_reward: float | None
-    stop_share: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A prompt whose groups were among the slowest every time they were seen."""
-
-    prompt: str
-    source: str
-    times_seen: int
-    mean_longest: float
-    num_parks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +55,8 @@ class TraceStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return asdict(self)
+        bins, slow = ([picture.model_dump() for picture in pictures] for pictures in (self.bins, self.stragglers))
+        return asdict(replace(self, bins=(), stragglers=())) | {"bins": bins, "stragglers": slow}
 
 
 def trace_statistics(trace: Trace) -> TraceStatistics:
@@ -129,7 +109,15 @@ def reward_bins(finished: Sequence[TracedSample]) -> list[LengthBin]:
             ends = [s.attempts[-1].end == "stop" for s in samples if s.attempts]
             lengths = [s.num_tokens for s in samples]
             mean = fmean(rewards) if rewards else None
-            bins.append(LengthBin(lengths[0], lengths[-1], len(samples), mean, fmean(ends) if ends else None))
+            bins.append(
+                LengthBin(
+                    shortest=lengths[0],
+                    longest=lengths[-1],
+                    num_samples=len(samples),
+                    mean_reward=mean,
+                    stop_share=fmean(ends) if ends else None,
+                )
+            )
     return bins
 
 
@@ -188,6 +176,7 @@ def _parked(samples: Sequence[TracedSample]) -> list[float]:
         for s in samples
         for earlier, later in pairwise(s.attempts)
         if earlier.end == "parked"
+        and later.continued_from == earlier.continued_from  # else it was in no group meanwhile
     ]
 
 

@@ -38,6 +38,11 @@ class LiveForecast:
         self._upcoming = upcoming
         self._parked: dict[str, int] = {}
 
+    @property
+    def parked_tokens(self) -> int:
+        """Response tokens of what is parked."""
+        return sum(count for sample_id, count in self._parked.items() if sample_id not in self._running)
+
     def outlook(self, prompt: Prompt) -> Outlook:
         """What a new group of this prompt is expected to be."""
         return self._lengths.outlook(prompt.prompt_id, prompt.data_source, len(prompt.token_ids))

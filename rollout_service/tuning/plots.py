@@ -4,11 +4,13 @@ Always true: the page loads nothing from anywhere, and whatever text is in it wa
 """
 
 import html
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from protocol.errors import SettingsError
+from rollout_service.tuning.report_files import write_report
 
 Row = Mapping[str, Any]
 
@@ -40,12 +42,14 @@ def write_png(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.set_title(title)
     axes.legend()
     axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=150)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_report(path, image.getvalue())
 
 
 def write_html(rows: Sequence[Row], title: str, sentences: Sequence[str], path: Path) -> None:
     """The plot and the table as one page."""
-    path.write_text(html_page(rows, title, sentences), encoding="utf-8")
+    write_report(path, html_page(rows, title, sentences).encode())
 
 
 def html_page(rows: Sequence[Row], title: str, sentences: Sequence[str]) -> str:

@@ -126,6 +126,8 @@ def _why_plain(best: PointResult, results: Sequence[PointResult], ceiling: float
         )
     else:
         first = "1.0 is best here: all that is faster breaks your limits."
+    if fastest is best:
+        return f"{first} Nothing that was tried is faster."
     second = f"The fastest that was tried, ratio {fastest.point.ratio:g}, gains {gain - 1:+.1%} for "
     return f"{first} {second}{fastest.off_policy_share:.0%} off-policy tokens."
 

@@ -31,7 +31,7 @@ PRICE: tuple[tuple[str, str, str], ...] = (
     ("ahead", "lookahead", "d"),
     ("N-th\nfinish", "round_s", ".3g"),
     ("tail\nsaved", "tail_saved_s", ".3g"),
-    ("prefilled\nagain", "reprefilled_tokens", ".0f"),
+    ("pre-\nfilled\nagain", "reprefilled_tokens", ".0f"),
     ("pre-\nempted", "num_preemptions", ".1f"),
     ("surplus\ngroups", "surplus_groups", ".1f"),
     ("parked\ngroups", "parked_groups", ".1f"),

@@ -9,14 +9,17 @@ Always true:
 import gc
 import math
 import os
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 
 import numpy as np
 
+from protocol.errors import DataError
 from protocol.settings import smallest_max_lag
 from protocol.settings.rollout import Admission, RoundOrder
 from rollout_service.scheduler.decisions import RoundLimits
@@ -213,14 +216,22 @@ def _added_up(batches: Sequence[BatchResult], rounds: Sequence[RoundResult], beg
 
 
 def sweep(
-    scenario: Scenario, points: Sequence[Point], num_rounds: int, num_processes: int | None = None
+    scenario: Scenario,
+    points: Sequence[Point],
+    num_rounds: int,
+    num_processes: int | None = None,
+    part_done: Callable[[], None] = lambda: None,
 ) -> Iterator[PointResult]:
-    """Every point over `num_rounds` rounds in NUM_PARTS parts, as each is done; in this process if it is to be one."""
+    """Every point over `num_rounds` rounds in NUM_PARTS parts, as each is done; in this process if it is to be one.
+
+    `part_done` is called after each part. Raises DataError if a process is killed, for want of memory perhaps.
+    """
     rounds_of_part = math.ceil(num_rounds / NUM_PARTS)
     jobs = [(point, seed) for point in points for seed in range(NUM_PARTS)]
     done: dict[Point, dict[int, PartResult]] = {point: {} for point in points}
     for point, part in _parts(scenario, jobs, rounds_of_part, num_processes or usable_cores()):
         done[point][part.seed] = part
+        part_done()
         if len(done[point]) == NUM_PARTS:
             parts = tuple(done[point][seed] for seed in range(NUM_PARTS))
             yield PointResult(point, round_limits(scenario, point).max_lag, parts)
@@ -240,6 +251,11 @@ def _parts(
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process of the simulation was killed, for want of memory perhaps: free some, or give fewer "
+                "--processes"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -251,8 +267,16 @@ GC_THRESHOLD = 200_000
 
 
 def _adopt(scenario: Scenario, num_rounds: int) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     gc.set_threshold(GC_THRESHOLD)
     _adopted[:] = [(scenario, num_rounds)]
+
+
+def _end_with_parent() -> None:
+    """Processes of a pool wait for ever for the next job of a parent that was killed."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _job(point: Point, seed: int) -> PartResult:

@@ -5,60 +5,69 @@ this project is read as one.
 """
 
 import csv
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from protocol.errors import DataError, SettingsError
 from rollout_service.tuning.length_specs import is_spec, parse_lengths
 from rollout_service.tuning.lengths import FlatLengths, LengthSource, SpecLengths, lengths_of_trace
 from rollout_service.tuning.trace_reader import read_trace
-from rollout_service.tuning.trace_records import Header, LengthLine
+from rollout_service.tuning.trace_records import MAX_TOKENS, Header, LengthLine
 
+DELIMITERS = (",", ";", "\t")  # what spreadsheets and logs write
 NO_PROMPT = (0,)  # prompts of no tokens cost no prefill, which is what is known of them
 
 
 def read_lengths(source: str, lengths_column: str | None, prompt_column: str | None) -> LengthSource:
     """Lengths of a distribution, a CSV file, a list of numbers, a trace, or a run's folder, whichever `source` is."""
+    named = lengths_column or prompt_column
     if is_spec([source]):
+        if named:
+            raise SettingsError(f"a distribution has no column {named!r}: leave the column out, or name a CSV file")
         return SpecLengths(source, parse_lengths(source))
     path = Path(source)
-    if path.is_file() and path.suffix != ".jsonl":
-        if lengths_column is None and path.suffix == ".csv":
-            raise SettingsError(
-                f"say which column of {path} has the lengths: --lengths-column, one of {_columns(path)}"
-            )
-        return read_column(path, lengths_column, prompt_column) if lengths_column else read_list(path)
-    return lengths_of_trace(read_trace(path))
+    if not path.exists():
+        raise DataError(f"there is no file {path}: name a CSV file, a list of numbers, a trace, or a run's folder")
+    if is_trace(path):
+        if named:
+            raise SettingsError(f"{path} is a trace and has no column {named!r}: leave the column out")
+        return lengths_of_trace(read_trace(path))
+    if lengths_column is None and (path.suffix == ".csv" or prompt_column):
+        columns = ", ".join(_Table(path).columns)
+        raise SettingsError(f"say which column of {path} has the lengths: --lengths-column, one of {columns}")
+    return read_column(path, lengths_column, prompt_column) if lengths_column else read_list(path)
+
+
+def is_trace(path: Path) -> bool:
+    """Whether this is to be read as a trace: a folder, or a file that is named like one."""
+    return path.is_dir() or path.suffix == ".jsonl"
 
 
 def read_column(path: Path, lengths_column: str, prompt_column: str | None) -> FlatLengths:
     """A CSV file with a header. Raises DataError with the line that can't be read."""
-    columns = _columns(path)
-    for name in filter(None, (lengths_column, prompt_column)):
-        if name not in columns:
-            raise SettingsError(f"{path} has no column {name!r}; its columns are {', '.join(columns)}")
-    lengths: list[int] = []
-    prompts: list[int] = []
-    rows = csv.DictReader(_text(path).splitlines())
-    for row in rows:
-        lengths.append(_count(row[lengths_column], path, rows.line_num))
-        if prompt_column:
-            prompts.append(_count(row[prompt_column], path, rows.line_num))
-    return _flat(path, lengths, prompts)
+    table = _Table(path)
+    wanted = [table.index(name) for name in (lengths_column, prompt_column) if name is not None]
+    rows: list[tuple[int, ...]] = []
+    for line, fields in table.rows():
+        rows.append(tuple(_count(fields[i] if i < len(fields) else "", path, line) for i in wanted))
+    return _flat(path, rows)
 
 
 def read_list(path: Path) -> FlatLengths:
     """One length a line; a second number is the prompt's length; empty lines and those that start with # are passed."""
-    lengths: list[int] = []
-    prompts: list[int] = []
+    rows: list[tuple[int, ...]] = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         fields = line.replace(",", " ").split()
         if not fields or line.lstrip().startswith("#"):
             continue
-        lengths.append(_count(fields[0], path, number))
-        if len(fields) > 1:
-            prompts.append(_count(fields[1], path, number))
-    return _flat(path, lengths, prompts)
+        if len(fields) > 2:
+            raise DataError(
+                f"{path}, line {number} has {len(fields)} fields: a list has one length a line, and the prompt's if it "
+                "is known; a table is named FILE.csv or read with --lengths-column"
+            )
+        rows.append(tuple(_count(field, path, number) for field in fields))
+    return _flat(path, rows)
 
 
 def converted(lengths: LengthSource, num_prompts: int, num_samples: int) -> Iterator[Header | LengthLine]:
@@ -79,31 +88,78 @@ def converted(lengths: LengthSource, num_prompts: int, num_samples: int) -> Iter
             )
 
 
-def _flat(path: Path, lengths: list[int], prompts: list[int]) -> FlatLengths:
-    """Responses of no token, which serving logs have, never ran and are left out."""
-    whole = tuple(length for length in lengths if length > 0)
+class _Table:
+    """A CSV file: fields are kept apart by the one of `,`, `;` and the tab that its header has most of."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._text = _text(path)
+        first = self._text.partition("\n")[0]
+        self._delimiter = max(DELIMITERS, key=first.count)
+        self.columns = [name.strip() for name in next((fields for _, fields in self._records()), [])]
+        if not any(self.columns):
+            raise DataError(f"{path} has no header: its first line must name the columns")
+
+    def index(self, name: str) -> int:
+        """Where a column is."""
+        if (found := self.columns.count(name)) == 1:
+            return self.columns.index(name)
+        if found:
+            raise DataError(f"{self._path} has {found} columns {name!r}: take all but one out, or rename them")
+        raise SettingsError(f"{self._path} has no column {name!r}; its columns are {', '.join(self.columns)}")
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The rows below the header, each with the number of its last line; empty ones are passed."""
+        records = self._records()
+        next(records)
+        for line, fields in records:
+            if len(fields) > len(self.columns):
+                raise DataError(
+                    f"{self._path}, line {line} has {len(fields)} fields and the header {len(self.columns)}: quote "
+                    f"what holds a {self._delimiter!r}, or take the line out"
+                )
+            yield line, fields
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        reader = csv.reader(io.StringIO(self._text, newline=""), delimiter=self._delimiter, skipinitialspace=True)
+        try:
+            for fields in reader:
+                if fields:
+                    yield reader.line_num, fields
+        except csv.Error as error:
+            raise DataError(
+                f"{self._path}, line {reader.line_num} is no CSV ({error}); mend it or take it out"
+            ) from error
+
+
+def _flat(path: Path, rows: Sequence[tuple[int, ...]]) -> FlatLengths:
+    """Lengths, each with its prompt's where that is known. Responses of no token, as logs have, never ran: left out."""
+    whole = [row for row in rows if row[0] > 0]
     if not whole:
         raise DataError(f"{path} has no length above zero: name another column or file")
-    return FlatLengths(path.name, whole, tuple(prompts) or NO_PROMPT)
+    width = len(whole[0])
+    if any(len(row) != width for row in whole):
+        raise DataError(f"{path} has prompt lengths on some lines only: give them on all lines, or on none")
+    prompts = tuple(row[1] for row in whole) if width > 1 else NO_PROMPT
+    return FlatLengths(path.name, tuple(row[0] for row in whole), prompts)
 
 
-def _count(text: str | None, path: Path, line: int) -> int:
+def _count(text: str, path: Path, line: int) -> int:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = -1.0
-    if value < 0 or value != int(value):
+    if not (0 <= value <= MAX_TOKENS and value == int(value)):
         raise DataError(f"{path}, line {line}: {text!r} is no number of tokens; mend the line or take it out")
     return int(value)
-
-
-def _columns(path: Path) -> list[str]:
-    lines = _text(path).splitlines()
-    return next(csv.reader(lines[:1]), [])
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"can't read {path} as text ({error}); check the path") from error
+    except OSError as error:
+        raise DataError(f"can't read {path} ({error.strerror}); check the path and its permissions") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}); convert it first"
+        ) from error

@@ -1,7 +1,8 @@
 """From the files of a trace to samples and rounds.
 
 Always true of a `Trace`: it is of one run; a sample's length is what its last attempt ended with, even if the lines of
-earlier attempts are gone; a sample is finished or it is right-censored at that length.
+earlier attempts are gone; a sample is finished or it is right-censored at that length; one that went on in a later
+group under another id is one sample, of the group that started it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from rollout_service.tuning.trace_records import (
     InstallLine,
     LengthLine,
     LostLine,
+    MomentLine,
     Record,
     RoundLine,
     ScoreLine,
@@ -60,6 +62,11 @@ class Trace:
     notes: list[str]
 
     @property
+    def name(self) -> str:
+        """What it is, for a report."""
+        return f"the trace of {self.run}" if self.limits is not None else self.run
+
+    @property
     def finished(self) -> list[TracedSample]:
         """Samples whose length is known."""
         return [sample for sample in self.samples if sample.finished]
@@ -70,7 +77,8 @@ def read_trace(path: Path) -> Trace:
     files = trace_files(path)
     builder = _Builder()
     for file in files:
-        builder.add_file(file, _lines(file, builder.notes))
+        if (data := _read(file, builder.notes)) is not None:
+            builder.add_file(file, _lines(file, data, builder.notes))
     return builder.build()
 
 
@@ -88,12 +96,19 @@ def trace_files(path: Path) -> list[Path]:
     )
 
 
-def _lines(file: Path, notes: list[str]) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, without a torn last one."""
+def _read(file: Path, notes: list[str]) -> bytes | None:
+    """The bytes of a file; None if the service took it away meanwhile, as it does with the oldest."""
     try:
-        data = file.read_bytes()
+        return file.read_bytes()
+    except FileNotFoundError:
+        notes.append(f"{file.name}: it was removed while the trace was read, as the oldest beyond trace.max_files")
+        return None
     except OSError as error:
         raise DataError(f"can't read {file} ({error.strerror}); check the path and its permissions") from error
+
+
+def _lines(file: Path, data: bytes, notes: list[str]) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, without a torn last one."""
     whole, newline, torn = data.rpartition(b"\n")
     if torn:
         notes.append(f"{file.name}: the last line is torn and was left out")
@@ -109,6 +124,7 @@ class _Builder:
         self._runs: dict[str, Path] = {}
         self._limits: TracedLimits | None = None
         self._samples: dict[str, TracedSample] = {}
+        self._former: dict[str, str] = {}  # id of a sample that went on -> the id that it was started under
         self._scores: list[ScoreLine] = []
         self._rounds: dict[int, RoundLine] = {}
         self._trained: list[TrainedLine] = []
@@ -136,7 +152,13 @@ class _Builder:
     def _header(self, file: Path, line: bytes) -> None:
         try:
             header = LINE.validate_json(line)
-        except ValidationError:
+        except ValidationError as error:
+            if (found := error.errors()[0])["loc"][:1] == ("header",):
+                field = ".".join(str(part) for part in found["loc"][1:])
+                raise DataError(
+                    f"the header of {file} has no use: {field}: {found['msg']}; read it with the version of april that "
+                    "wrote it"
+                ) from error
             header = None
         if not isinstance(header, Header) or header.schema_name != SCHEMA:
             raise DataError(
@@ -172,17 +194,25 @@ class _Builder:
                 self._length(line)
             case LostLine(num_lines=num_lines):
                 self.notes.append(f"{num_lines} lines were lost to a slow disk")
+            case MomentLine():
+                pass  # for those who look at the run; nothing is tuned by it
             case Header():
                 self.notes.append("a header inside a file was passed over")
 
     def _attempt(self, line: AttemptLine) -> None:
-        sample = self._samples.get(line.sample)
+        if line.continued_from is not None:
+            self._former[line.sample] = self._started_as(line.continued_from)
+        sample = self._samples.get(self._started_as(line.sample))
         if sample is None:
+            self._former.pop(line.sample, None)  # its earlier attempts are in no file: it is known from here on
             sample = TracedSample(line.sample, line.group, line.prompt, line.source, line.prompt_tokens, 0, False)
             self._samples[line.sample] = sample
         sample.attempts.append(line)
         sample.num_tokens = line.before + sum(segment.num_tokens for segment in line.segments)
         sample.finished = line.end in FINISHED
+
+    def _started_as(self, sample_id: str) -> str:
+        return self._former.get(sample_id, sample_id)
 
     def _length(self, line: LengthLine) -> None:
         self._num_lengths += 1
@@ -194,7 +224,7 @@ class _Builder:
     def build(self) -> Trace:
         """What came together. Scores of samples whose attempts are gone have no use here."""
         for score in self._scores:
-            if (sample := self._samples.get(score.sample)) is not None:
+            if (sample := self._samples.get(self._started_as(score.sample))) is not None:
                 sample.reward, sample.failed = score.reward, score.failed
         if not self._runs:
             raise DataError("the trace is empty: it has no header yet; let the service run for a second")

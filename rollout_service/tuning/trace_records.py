@@ -13,8 +13,16 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from protocol.settings.rollout import Admission, RoundOrder
+
 SCHEMA = "april-trace"
 SCHEMA_VERSION = 1
+MAX_TOKENS = 1 << 30  # of a response or prompt: longer than any context, and sums of a million of them fit 64 bits
+MAX_COUNT = 1 << 30  # of anything else
+MAX_RATIO = 1000.0  # as the settings have it
+
+Tokens = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Line(BaseModel):
@@ -26,16 +34,17 @@ class Line(BaseModel):
 class TracedLimits(Line):
     """The settings that shaped the run, under their own names."""
 
-    train_batch_size: int = Field(ge=1)
-    n: int = Field(ge=1)
-    ratio: float = Field(ge=1)
+    train_batch_size: int = Field(ge=1, le=MAX_COUNT)
+    n: int = Field(ge=1, le=MAX_COUNT)
+    ratio: float = Field(ge=1, le=MAX_RATIO)
+    samples_ratio: float = Field(default=1.0, ge=1, le=MAX_RATIO)
     lookahead: int = Field(ge=0)
     max_lag: int = Field(ge=0)
-    admission: str
-    order: str
+    admission: Admission
+    order: RoundOrder
     cut: str
-    slots: int = Field(ge=1)
-    num_replicas: int = Field(default=1, ge=1)
+    slots: int = Field(ge=1, le=MAX_COUNT)
+    num_replicas: int = Field(default=1, ge=1, le=MAX_COUNT)
     max_response_length: int = Field(ge=1)
     kv_tokens: int = Field(default=0, ge=0)
 
@@ -60,15 +69,16 @@ class TracedSegment(NamedTuple):
     """
 
     version: int
-    num_tokens: Annotated[int, Field(ge=0)]
-    start: float
-    end: float
+    num_tokens: Tokens
+    start: Finite
+    end: Finite
 
 
 class AttemptLine(Line):
     """A sample left an engine: finished (`stop`, `length`), `parked`, or `lost` with its engine, an error or a lease.
 
-    `waited_s`: since it was admitted or parked; None if that was before the service started.
+    `waited_s`: since it was admitted or parked; None if that was before the service started. `continued_from`: the id
+    that it had in the group that was READY without it.
     """
 
     kind: Literal["attempt"] = "attempt"
@@ -76,16 +86,17 @@ class AttemptLine(Line):
     group: str
     prompt: str
     source: str
-    prompt_tokens: int = Field(ge=0)
+    prompt_tokens: Tokens
     attempt: int
     worker: str | None
     round: int
-    waited_s: float | None
-    started_at: float
-    ended_at: float
-    before: int = Field(ge=0)
+    waited_s: Finite | None
+    started_at: Finite
+    ended_at: Finite
+    before: Tokens
     segments: tuple[TracedSegment, ...]
     end: Literal["stop", "length", "parked", "lost"]
+    continued_from: str | None = None
 
 
 class ScoreLine(Line):
@@ -93,12 +104,13 @@ class ScoreLine(Line):
 
     kind: Literal["score"] = "score"
     sample: str
-    reward: float | None = None
+    reward: Finite | None = None
     failed: str | None = None
+    at: float | None = None
 
 
 class RoundLine(Line):
-    """A batch was offered.
+    """A batch was offered. `spent`: seconds by cause (`protocol.watching.Cause`) since the offer before.
 
     `ready_s`: when each group became READY, in seconds since the start. `running`: (seconds since the start, samples in
     the engines), thinned out. `kv_use` (highest share) and `num_preemptions` are None if the engine doesn't say.
@@ -106,9 +118,9 @@ class RoundLine(Line):
 
     kind: Literal["round"] = "round"
     round: int
-    started_at: float
-    cut_at: float | None
-    offered_at: float
+    started_at: Finite
+    cut_at: Finite | None
+    offered_at: Finite
     active_version: int
     ready_s: tuple[float, ...]
     num_fresh: int
@@ -119,6 +131,9 @@ class RoundLine(Line):
     running: tuple[tuple[float, int], ...]
     kv_use: float | None = None
     num_preemptions: int | None = None
+    slots: int | None = None
+    bubble_share: float | None = None
+    spent: dict[str, float] = Field(default_factory=dict[str, float])
 
 
 class TrainedLine(Line):
@@ -126,7 +141,7 @@ class TrainedLine(Line):
 
     kind: Literal["trained"] = "trained"
     step: int
-    at: float
+    at: Finite
 
 
 class InstallLine(Line):
@@ -134,8 +149,16 @@ class InstallLine(Line):
 
     kind: Literal["install"] = "install"
     version: int
-    started_at: float
-    ended_at: float
+    started_at: Finite
+    ended_at: Finite
+
+
+class MomentLine(Line):
+    """Counts of the buffer and the engines at one moment, by name."""
+
+    kind: Literal["moment"] = "moment"
+    at: float
+    values: dict[str, float | None]
 
 
 class LostLine(Line):
@@ -151,12 +174,12 @@ class LengthLine(Line):
     kind: Literal["length"] = "length"
     prompt: str
     source: str = ""
-    prompt_tokens: int = Field(default=0, ge=0)
-    num_tokens: int = Field(ge=1)
+    prompt_tokens: Tokens = 0
+    num_tokens: int = Field(ge=1, le=MAX_TOKENS)
     finished: bool = True
 
 
-Record = AttemptLine | ScoreLine | RoundLine | TrainedLine | InstallLine | LostLine | LengthLine
+Record = AttemptLine | ScoreLine | RoundLine | TrainedLine | InstallLine | MomentLine | LostLine | LengthLine
 AnyLine = Annotated[Header | Record, Field(discriminator="kind")]
 
 LINE: TypeAdapter[Header | Record] = TypeAdapter(AnyLine)

@@ -15,6 +15,7 @@ from rollout_service.tuning.calibration import Calibration, fit, stretches_of_tr
 from rollout_service.tuning.engine_model import EngineModel, read_engine
 from rollout_service.tuning.lengths import LengthSource, lengths_of_trace
 from rollout_service.tuning.lengths_stats import install_s, trainer_step_s
+from rollout_service.tuning.report_files import write_report
 from rollout_service.tuning.simulation import TrainerModel
 from rollout_service.tuning.sweep import Scenario
 from rollout_service.tuning.trace_open import limits_of_settings
@@ -63,7 +64,13 @@ class Prepared:
 def known_of_trace(path: Path) -> Known:
     """What a trace says."""
     trace = read_trace(path)
-    return Known(limits=trace.limits, trace=trace, folder=path if path.is_dir() else path.parent)
+    return Known(limits=trace.limits, trace=trace, folder=folder_of(path))
+
+
+def folder_of(path: Path) -> Path:
+    """The run's folder (where a calibration is kept) of what was named: itself, its trace folder, or a file of that."""
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder == trace_folder(folder.parent) else folder
 
 
 def known_of_settings(settings: RunSettings) -> Known:
@@ -86,6 +93,11 @@ def prepare(known: Known, lengths: LengthSource | None, given: Given) -> Prepare
     limits = known.limits
     engine, source = _engine(known, given)
     sources.append(source)
+    if limits is not None and limits.samples_ratio > 1:
+        sources.append(
+            f"samples_ratio: the run's {limits.samples_ratio:g} is not simulated: here a group starts n samples and "
+            "waits for all of them"
+        )
     trainer = _trainer(known, given)
     sources.append(
         f"trainer: {trainer.step_s:.3g} s a step, {trainer.install_s:.3g} s an install"
@@ -116,6 +128,11 @@ def _engine(known: Known, given: Given) -> tuple[EngineModel, str]:
     slots = given.slots or (limits.slots if limits else None)
     engine, source = _engine_model(known, given)
     engine = replace(engine, slots=slots or engine.slots)
+    if engine.decodes_in_no_time:
+        raise SettingsError(
+            f"{source.removeprefix('engine: ')}: a decode step takes no time, so there is no throughput to compare; "
+            "give --engine with numbers that `april calibrate` measured"
+        )
     if given.kv_tokens is not None:
         engine = replace(engine, kv_tokens=given.kv_tokens)
     if given.slots is None and limits is None and given.engine is None:
@@ -144,9 +161,7 @@ def calibration_of_trace(trace: Trace) -> Calibration:
     """An engine model from the times in a trace. Raises DataError if it says too little."""
     limits = trace.limits
     if limits is None:
-        raise DataError(
-            f"the trace of {trace.run} has lengths only and says nothing of an engine: calibrate on RUN.toml"
-        )
+        raise DataError(f"{trace.name} has lengths only and says nothing of an engine: calibrate on RUN.toml")
     stretches = stretches_of_trace([attempt for sample in trace.samples for attempt in sample.attempts])
     found = fit(stretches, limits.slots // limits.num_replicas, limits.kv_tokens // limits.num_replicas)
     return replace(found, engine=found.engine.scaled(limits.num_replicas))
@@ -166,7 +181,4 @@ def simulated_model(settings: RunSettings) -> EngineModel:
 
 def write_json(path: Path, data: object) -> None:
     """Write a report. Raises DataError if the file can't be written."""
-    try:
-        path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"can't write {path} ({error.strerror}); name a file in a folder that exists") from error
+    write_report(path, (json.dumps(data, indent=2) + "\n").encode())

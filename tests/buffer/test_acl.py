@@ -131,6 +131,31 @@ async def test_export_and_import_need_what_the_readme_says(own_server: EmbeddedR
         await each.close()
 
 
+def test_the_documented_step_gives_each_user_its_password(acl_server: EmbeddedRedis) -> None:
+    """A digest put after `on`, as deploy/redis/README.md says, with whatever rules come after it."""
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    needs = {
+        "april": ["PING", "HGET {april:run}:meta x"],
+        "replica": ["PING", "REPLCONF listening-port 1", "PSYNC ? -1"],
+        "sentinel": ["PING", "INFO", "ROLE", "REPLICAOF NO ONE", "CONFIG REWRITE", "MULTI", "EXEC", "SUBSCRIBE c",
+                     "PUBLISH __sentinel__:hello x", "CLIENT KILL TYPE normal", "CLIENT SETNAME x", "SCRIPT KILL"],
+    }  # fmt: skip
+    lines = [line.split() for line in ACL_FILE.read_text().splitlines() if line]
+    assert [line[1] for line in lines] == ["default", *needs]
+    with redis.Redis.from_url(acl_server.url) as client:
+        for _, user, on, *rest in lines[1:]:
+            assert on == "on"
+            name = f"{user}-of-the-test"
+            client.execute_command("ACL", "SETUSER", name, on, f"#{digest}", *rest)
+            for command in needs[user]:
+                assert client.execute_command("ACL", "DRYRUN", name, *command.split()) in (b"OK", "OK"), command
+            if user != "april":
+                refused = client.execute_command("ACL", "DRYRUN", name, "HGET", "{april:run}:meta", "x")
+                assert refused not in (b"OK", "OK"), "reads no run"
+            with redis.Redis.from_url(acl_server.url, username=name, password=PASSWORD) as logged_in:
+                assert logged_in.ping()
+
+
 async def test_other_runs_are_out_of_reach(acl_server: EmbeddedRedis) -> None:
     with pytest.raises(RedisUnfitError):
         await RedisBuffer.connect(acl_server.url, namespace="other", run="r", **LOGIN)

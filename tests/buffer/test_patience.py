@@ -211,6 +211,24 @@ async def test_a_server_that_accepts_and_never_answers_is_noticed(
     await buffer.close()
 
 
+async def test_a_server_that_is_stopped_is_known_to_be_away_before_the_call_fails(
+    own_server: EmbeddedRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = await RedisBuffer.connect(own_server.url, patience_s=LONG_PATIENCE_S)
+    await buffer.claim_service("first")
+    os.kill(own_server.pid, signal.SIGSTOP)
+    try:
+        before = time.time()
+        call = asyncio.create_task(buffer.snapshot())
+        assert await begun(buffer) >= before
+        assert not caplog.records, "nothing has failed yet"
+    finally:
+        os.kill(own_server.pid, signal.SIGCONT)
+    await call
+    assert buffer.waiting_since is None
+    await buffer.close()
+
+
 async def test_growth_waits_for_memory_and_draining_does_not(own_server: EmbeddedRedis) -> None:
     buffer = await RedisBuffer.connect(own_server.url, patience_s=LONG_PATIENCE_S)
     await buffer.claim_service("first")

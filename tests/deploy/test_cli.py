@@ -22,7 +22,10 @@ def run_toml(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["buffer", "data", "demo", "doctor", "from-verl", "serve", "train"])
+COMMANDS = ["buffer", "data", "demo", "doctor", "from-verl", "report", "serve", "top", "train"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(april, command):
     result = april(command, "--help")
     assert result.exit_code == 0
@@ -31,7 +34,8 @@ def test_every_command_has_help(april, command):
 
 def test_commands_are_those_of_the_contract(april):
     assert sorted(main.commands) == [
-        *("buffer", "calibrate", "data", "demo", "doctor", "from-verl", "serve", "simulate", "trace", "train", "tune"),
+        *("buffer", "calibrate", "data", "demo", "doctor", "from-verl", "report", "serve", "simulate", "top", "trace"),
+        *("train", "tune"),
     ]
 
 
@@ -66,3 +70,14 @@ def test_mistakes_get_one_sentence_and_exit_code_2(april, run_toml, words, sente
     assert sentence in result.output
     assert result.output.count("\n") == 1
     assert result.output.startswith("april: ")
+
+
+@pytest.mark.parametrize("command", ["serve", "train"])
+def test_a_dry_run_names_settings_without_effect_beside_the_toml(tmp_path: Path, command: str) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text("[algorithm]\ngamma = 0.9\n")
+    result = CliRunner().invoke(main, [command, str(run_toml), "--dry-run"])
+    assert result.exit_code == 0
+    assert tomllib.loads(result.stdout)["algorithm"]["gamma"] == 0.9
+    needs = "adv_estimator = 'gae' or 'reinforce_plus_plus'"
+    assert result.stderr == f"april: warning: algorithm.gamma has no effect: it needs {needs}\n"

@@ -95,6 +95,24 @@ def test_inspect_of_rows_that_can_not_be_read(april, run_toml) -> None:
     assert "line 1: the prompt is a number; it must be text or a list of messages" in result.output
 
 
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (None, "line 9 has null as its reward_model.ground_truth or ground_truth; the scorer needs the right answer"),
+        (float("nan"), "line 9: the right answer is NaN; fill it in, or remove the row"),
+        (" ", "line 9: the right answer is empty; fill it in, or remove the row"),
+        ([], "the label [] is of no use"),
+        ([float("nan")], "the label [nan] is of no use: it is no finite number"),
+        (float("inf"), "the label inf is of no use: it is no finite number"),
+        (True, "the label True is of no use"),
+    ],
+)
+def test_inspect_finds_answers_that_are_missing(april, run_toml, label: Any, words: str) -> None:
+    result = april("inspect", run_toml([*ROWS, {"prompt": "x", "ground_truth": label, "data_source": "big"}]))
+    assert result.exit_code == 2
+    assert words in result.output
+
+
 def test_convert_and_inspect(april, run_toml, tmp_path: Path) -> None:
     lines, out = tmp_path / "gsm.jsonl", tmp_path / "gsm.parquet"
     lines.write_text(json.dumps({"question": "How many?", "answer": "so\n#### 72"}) + "\n")

@@ -1,13 +1,20 @@
 """The commands that tune, as a user calls them: reports, and sentences with exit code 2."""
 
 import asyncio
+import contextlib
 import json
+import subprocess
+import sys
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from deploy.cli import main
+from rollout_service.tuning.engine_model import EngineModel
 from rollout_service.tuning.trace_open import open_trace
 from tests.support.service import running_service, service_settings
 
@@ -74,6 +81,7 @@ def test_tune_a_long_and_a_short_tail(tmp_path: Path) -> None:
     assert short.exit_code == 0
     assert "rollout.ratio = 1," in short.output
     assert "1.0 is best here" in short.output
+    assert "The fastest that was tried, ratio 1," not in short.output, "nothing is told to be faster than itself"
 
 
 def test_limits_that_no_ratio_meets_end_with_2_and_the_distance() -> None:
@@ -98,7 +106,25 @@ def test_limits_that_no_ratio_meets_end_with_2_and_the_distance() -> None:
         (("simulate", "--lengths", TAIL, "--sigma=3"), "no option of this command"),
         (("tune", "/nowhere"), "there is no trace at"),
         (("trace", "stats", "/nowhere"), "there is no trace at"),
-        (("trace", "convert", "/nowhere.txt", "out.jsonl"), "there is no trace at"),
+        (("trace", "convert", "/nowhere.txt", "out.jsonl"), "there is no file /nowhere.txt"),
+        (("trace", "convert", "/nowhere", "out.txt"), "name it out.jsonl"),
+        (("trace", "convert", "/tmp", "out.jsonl"), "is a trace already"),
+        (("simulate", "--lengths", TAIL, "--lookaheads", "0.5"), "whole number"),
+        (("simulate", "--lengths", TAIL, "--lookaheads", "1000"), "between 0 and 64"),
+        (("simulate", "--lengths", TAIL, "--trainer-s", "nan"), "finite"),
+        (("simulate", "--lengths", TAIL, "--install-s", "inf"), "not in the range"),
+        (("simulate", "--lengths", TAIL, "--ratios", "nan"), "between 1 and 1000"),
+        (("simulate", "--lengths", TAIL, "--rounds", "0"), "not in the range"),
+        (("simulate", "--lengths", TAIL, "--groups", "1000000000"), "not in the range"),
+        (("tune", "--lengths", TAIL, "--max-off-policy-share", "nan"), "finite"),
+        (("tune", "--lengths", TAIL, "--max-mean-lag", "nan"), "finite"),
+        (("simulate", "--lengths", TAIL, "--json", "/nowhere/out.json"), "can't write /nowhere/out.json"),
+        (("simulate", "--lengths", TAIL, "--png", "/nowhere/out.png"), "can't write /nowhere/out.png"),
+        (("simulate", "--lengths", TAIL, "--html", "/nowhere/out.html"), "can't write /nowhere/out.html"),
+        (("calibrate", "/nowhere", "--engine.backend=ray"), "no option of this command"),
+        (("simulate", "--lengths", "lognormal:median=40,prompt=-1"), "not negative"),
+        (("simulate", "--lengths", "lognormal:median=1e300"), "smaller numbers"),
+        (("simulate", "--lengths", "lognormal:median=40,median=50"), "names something twice"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
@@ -117,6 +143,95 @@ def test_convert_then_stats_and_simulate(tmp_path: Path) -> None:
     statistics = json.loads(out.read_text())
     assert statistics["num_finished"] == 200
     assert april("simulate", trace, "--ratios", "1,2", *QUICK).exit_code == 0
+
+
+def test_no_command_replaces_what_it_reads(tmp_path: Path) -> None:
+    log, trace = lengths_file(tmp_path), tmp_path / "t.jsonl"
+    assert april("trace", "convert", log, trace, "--lengths-column", "GeneratedTokens").exit_code == 0
+    before = {file: file.read_bytes() for file in (log, trace)}
+    for arguments in (
+        ("simulate", "--lengths-csv", log, "--lengths-column", "GeneratedTokens", "--json", log),
+        ("tune", trace, "--html", trace),
+        ("trace", "stats", trace, "--json", trace),
+        ("calibrate", trace, "--json", trace),
+    ):
+        result = april(*arguments)
+        assert result.exit_code == 2, result.output
+        assert "would be replaced" in result.output
+    assert {file: file.read_bytes() for file in before} == before
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [({"step_base_s": 0, "step_per_sequence_s": 0}, "takes no time"), ({"step_base_s": float("inf")}, "step_base_s"),
+     ({"step_base_s": 1e300}, "step_base_s"), ({"slots": 8.5}, "slots"), ({"slots": True}, "slots"),
+     ({"slots": 0}, "slots"), ({"kv_tokens": 1e400}, "kv_tokens")],
+)  # fmt: skip
+def test_an_engine_of_no_use_is_refused(tmp_path: Path, numbers: dict[str, object], message: str) -> None:
+    file = tmp_path / "engine.json"
+    file.write_text(json.dumps({"version": 1, "engine": EngineModel(slots=8).to_json() | numbers}))
+    result = april("simulate", "--lengths", TAIL, "--engine", file, *QUICK)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+
+
+def test_tables_fit_80_characters(tmp_path: Path) -> None:
+    arguments = ["simulate", "--lengths", TAIL, "--ratios", "1,3", *QUICK]
+    output = CliRunner().invoke(main, arguments, env={"COLUMNS": "80"}).output
+    assert "…" not in output.replace("0, 1, 2, …", "")
+
+
+def test_a_killed_process_of_a_sweep_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: object, *_: object) -> object:
+        future: Future[object] = Future()
+        future.set_exception(BrokenProcessPool("killed"))
+        return future
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", killed)
+    result = april("simulate", "--lengths", TAIL, "--ratios", "1", "--rounds", "4", "--processes", "2")
+    assert result.exit_code == 2, result.output
+    assert "a process of the simulation was killed" in result.output
+
+
+def children_of(pid: int) -> set[int]:
+    """Processes that this one started, of those that /proc knows."""
+    found: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.add(int(stat.parent.name))
+    return found
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code that nobody has asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_command_that_is_killed_leaves_no_process() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "deploy.cli",
+        "simulate",
+        "--lengths",
+        TAIL,
+        "--processes",
+        "2",
+        "--rounds",
+        "100000",
+    ]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(started := children_of(parent.pid)) < 2:
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    while any(runs(pid) for pid in started):
+        time.sleep(0.05)
 
 
 def test_help_names_the_commands() -> None:

@@ -56,8 +56,11 @@ def test_resolved_settings_with_a_preset_resolve_to_themselves() -> None:
         ({"algorithm.correction_geometric": True}, "correction_level = 'version_run' or 'sequence'"),
         ({"algorithm.correction_band": [2, 0.5]}, "must be two numbers, the first smaller"),
         ({"algorithm.rejection": "k1", "algorithm.rejection_reduce": "max"}, "needs rejection = 'k2' or 'k3'"),
-        ({"algorithm.rejection": "k1", "algorithm.rejection_upper": 0.9}, "needs rejection_lower"),
-        ({"algorithm.rejection": "k1", "algorithm.rejection_lower": 3}, "every token would be left out"),
+        (
+            {"algorithm.rejection": "k1", "algorithm.rejection_upper": 0.9},
+            "set rejection_lower <= 1 <= rejection_upper",
+        ),
+        ({"algorithm.rejection": "k1", "algorithm.rejection_lower": 3}, "set rejection_lower <= 1 <= rejection_upper"),
         (
             {"algorithm.correction_normalise": True, "algorithm.correction": "behaviour"},
             "needs correction = 'decoupled'",

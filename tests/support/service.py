@@ -119,6 +119,7 @@ async def running_service(
     buffer: ContinuationBuffer | None = None,
     lengths: Callable[[str], int] | None = None,
     trace: TraceRecorder | None = None,
+    text: Callable[[int], str] = "prompt {}".format,
 ) -> AsyncIterator[TestService]:
     """Start the parts and the round loop; close them in order."""
     buffer = buffer or MemoryBuffer()
@@ -139,7 +140,7 @@ async def running_service(
         trace=trace or TraceRecorder(),
     )
     prompts = PromptSet(
-        train=tuple(Prompt(f"p:{i}", (1, 2, 3 + i), f"prompt {i}", "test", i) for i in range(1000)),
+        train=tuple(Prompt(f"p:{i}", (1, 2, 3 + i), text(i), "test", i) for i in range(1000)),
         validation=tuple(Prompt(f"v:{i}", (9, 9, i), f"held-out {i}", "test", i) for i in range(10)),
         num_filtered=0,
     )

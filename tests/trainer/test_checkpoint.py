@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from protocol.errors import TrainingError
+from protocol.errors import SettingsError, TrainingError
 from tests.trainer.factory import make_settings
 from trainer.checkpoint import Checkpoints
 
@@ -25,6 +25,9 @@ class OneRank:
         return value
 
     def barrier(self) -> None: ...
+
+    def largest(self, values):
+        return values
 
 
 class Engine:
@@ -135,16 +138,79 @@ def test_random_states_go_on_with_as_many_ranks_and_are_independent_with_others(
     assert not torch.equal(other, expected)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "step": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 3, "step": 1}'])
 def test_a_broken_state_is_one_sentence(tmp_path: Path, text: str) -> None:
     folder = opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
     (folder / "state.json").write_text(text)
-    with pytest.raises(TrainingError, match="is not a trainer state: restore it from a copy"):
+    with pytest.raises(TrainingError, match="is not a trainer's state: put that file back from a copy"):
         opened(tmp_path).restore([Engine("")])
 
 
 def test_a_state_of_another_format_is_named(tmp_path: Path) -> None:
     folder = opened(tmp_path).save([Engine("")], at(opened(tmp_path), 1))
     (folder / "state.json").write_text('{"format": 1, "run": "test"}')
-    with pytest.raises(TrainingError, match="has format 1, this trainer reads 2"):
+    with pytest.raises(TrainingError, match="has format 1, this trainer reads 3"):
         opened(tmp_path).restore([Engine("")])
+
+
+def two_saved(folder: Path) -> list[Path]:
+    return [opened(folder).save([Engine("w" * 500)], at(opened(folder), step)) for step in (1, 2)]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda f: flip(f / "weights"), "weights has another checksum from byte 0 on than when it was saved"),
+        (lambda f: flip(f / "random-0.safetensors"), "random-0.safetensors has another checksum"),
+        (lambda f: (f / "weights").write_text("half"), "weights has 4 bytes and had 500 when it was saved"),
+        (lambda f: (f / "weights").unlink(), "weights is not there"),
+        (lambda f: (f / "manifest.json").unlink(), "manifest.json is not there"),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json can't be read"),
+    ],
+)
+def test_a_damaged_file_is_named_before_anything_is_loaded(
+    tmp_path: Path, damage: Callable[[Path], None], named: str
+) -> None:
+    first, second = two_saved(tmp_path)
+    damage(second)
+    engine = Engine("")
+    with pytest.raises(TrainingError) as refused:
+        opened(tmp_path).restore([engine])
+    assert f"the checkpoint in {second} is damaged, {named}" in str(refused.value)
+    assert f"or go back to step 1 with --trainer.resume_from_path={first} " in str(refused.value)
+    assert not hasattr(engine, "loaded")
+
+
+def test_the_flag_that_the_sentence_names_goes_back(tmp_path: Path) -> None:
+    first, second = two_saved(tmp_path)
+    flip(second / "weights")
+    back = opened(tmp_path, trainer={"resume_from_path": first})
+    assert back.restore([Engine("")]).step == 1
+    back.put_newer_aside(1)
+    aside = second.with_name("aside-0-step-000002")
+    assert (aside / "weights").is_file()
+    assert opened(tmp_path).restore([Engine("")]).step == 1, "and is the newest from then on"
+    opened(tmp_path).save([Engine("again")], at(opened(tmp_path), 2))
+    engine = Engine("")
+    assert opened(tmp_path).restore([engine]).step == 2
+    assert engine.loaded == "again"
+    back.put_newer_aside(1)
+    assert second.with_name("aside-1-step-000002").is_dir()
+
+
+def test_the_only_checkpoint_damaged(tmp_path: Path) -> None:
+    folder = opened(tmp_path).save([Engine("w")], at(opened(tmp_path), 1))
+    flip(folder / "weights")
+    with pytest.raises(TrainingError, match=r"from a copy, or begin anew with another run\.name and run\.dir"):
+        opened(tmp_path).restore([Engine("")])
+
+
+def test_a_path_without_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="holds no checkpoint: name a folder such as "):
+        opened(tmp_path, trainer={"resume_from_path": tmp_path / "nothing"}).restore([Engine("")])

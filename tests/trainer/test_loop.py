@@ -164,7 +164,7 @@ def test_a_batch_that_is_not_finite_is_skipped_and_named(
         return batch
 
     service.make_batch = broken
-    monkeypatch.setattr("trainer.main.set_up_messages", lambda: None)
+    monkeypatch.setattr("trainer.main.set_up_messages", lambda _: None)
     monkeypatch.setattr(logging.getLogger("april.trainer"), "propagate", True)  # whoever ran before in this process
     with caplog.at_level("ERROR", "april.trainer"):
         summary = train(settings)
@@ -213,11 +213,15 @@ def test_sigterm_finishes_the_step_saves_and_exits_0(
     word = "--trainer.total_training_steps=1000"
     process = subprocess.Popen(
         [sys.executable, "-m", "trainer", str(run_file(settings, tmp_path)), word],
-        env=environment(), stdout=subprocess.PIPE, text=True,
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     seen = [json.loads(process.stdout.readline())["step"] for _ in range(3)]
     process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while "asked to stop" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)  # asked twice, as many do: the save is not cut short
     process.communicate(timeout=120)
     assert seen == [1, 2, 3]
     assert process.returncode == 0

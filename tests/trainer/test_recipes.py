@@ -105,11 +105,15 @@ def test_a_stop_reaches_all_ranks_and_they_save_first(
     words = [str(run_file(settings, tmp_path)), "--trainer.total_training_steps=1000", "--deepspeed.zero_stage=2"]
     process = subprocess.Popen(
         [sys.executable, *command_of("april"), *words],
-        env=environment() | {"DS_ACCELERATOR": "cpu"}, stdout=subprocess.PIPE, text=True,
+        env=environment() | {"DS_ACCELERATOR": "cpu"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     seen = [json.loads(process.stdout.readline())["step"] for _ in range(3)]
     process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    while "asked to stop" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)  # asked twice, as many do: the save is not cut short
     process.communicate(timeout=120)
     assert seen == [1, 2, 3]
     assert process.returncode == 0

@@ -26,7 +26,7 @@ def prompt_number(token_ids: Sequence[int]) -> int:
 async def test_a_prompt_that_kills_engines_is_found_and_nobody_else_fails(tmp_path):
     settings = service_settings(tmp_path, rollout={"n": 4, "ratio": 2.0})
     async with running_service(settings) as service:
-        prompts, _ = service.parts.loop._prompts.take(START_CURSOR, 12)
+        prompts, _ = service.parts.loop._admission._prompts.take(START_CURSOR, 12)
         killer = prompt_number(prompts[11].token_ids)  # the first round takes eight
         engine = service.engines[0]
         engine.faults.deadly = lambda request: prompt_number(request.prompt_token_ids) == killer
@@ -45,7 +45,7 @@ async def test_a_prompt_that_kills_engines_is_found_and_nobody_else_fails(tmp_pa
 
 async def test_a_prompt_in_quarantine_is_dropped_when_it_comes_again(tmp_path):
     async with running_service(service_settings(tmp_path)) as service:
-        service.parts.loop._quarantined.update(f"p:{i}" for i in range(0, 1000, 2))
+        service.parts.loop._admission._quarantined.update(f"p:{i}" for i in range(0, 1000, 2))
         batches = await train_steps(service, await service.open_trainer(), 4)
         status = (await service.client.get("/v1/status")).json()
     assert status["counters"]["dropped:quarantined"] > 0

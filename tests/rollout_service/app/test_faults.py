@@ -58,8 +58,29 @@ async def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         response = await service.client.post("/v1/trainers", json={"durable_step": 9})
         huge = await service.client.post("/v1/trainers", json={"durable_step": 2**70})
     assert response.status_code == 409
-    assert "another run's checkpoint" in response.json()["detail"]
+    detail = response.json()["detail"]
+    assert "has leased only " in detail
+    assert "is new, was set back, or is another run's" in detail
     assert huge.status_code == 422
+
+
+async def test_a_checkpoint_beside_a_new_buffer_goes_on_only_where_that_is_accepted(tmp_path, caplog):
+    async with running_service(service_settings(tmp_path)) as service:
+        body = {"durable_step": 3}
+        refused = await service.client.post("/v1/trainers", json=body)
+        assert refused.status_code == 409
+        assert "holds step 3 and this run's buffer has leased none" in refused.json()["detail"]
+        assert "accept the loss with --trainer.accept_lost_buffer=true" in refused.json()["detail"]
+        untouched = (await service.client.get("/v1/status")).json()
+        assert (untouched["trainer_epoch"], untouched["durable_step"]) == (0, 0)
+        opened = await service.client.post("/v1/trainers", json=body | {"accept_lost_buffer": True})
+        assert opened.json()["durable_step"] == 3
+        assert "groups in flight since are gone, and the order of prompts begins anew" in caplog.text
+        again = await service.client.post("/v1/trainers", json=body)
+        assert again.status_code == 200, "the buffer knows the steps now"
+        epoch = str(again.json()["trainer_epoch"])
+        headers = {"April-Trainer-Epoch": epoch, "Accept": "application/vnd.april.batch"}
+        assert (await service.batch(4, headers)).header.step == 4
 
 
 async def test_a_step_that_was_never_leased_is_not_published(tmp_path):

@@ -77,6 +77,18 @@ def test_lengths_are_lognormal_and_belong_to_the_sample():
     assert simulated_length(1, "s1", 100.0, 1.0) != lengths[1]
 
 
+def test_what_goes_on_under_another_id_is_as_long_as_those_that_get_so_far():
+    alone = np.array([simulated_length(0, f"a{i}", 100.0, 1.0) for i in range(20_000)])
+    resumed = np.array([simulated_length(0, f"b{i}", 100.0, 1.0, longer_than=150) for i in range(4000)])
+    assert resumed.min() > 150
+    for share in (50, 90, 99):
+        assert np.percentile(resumed, share) == pytest.approx(np.percentile(alone[alone > 150], share), rel=0.15)
+    for i, length in enumerate(resumed[:200]):  # parked once more, and by its own id from the start: it ends there, too
+        assert simulated_length(0, f"b{i}", 100.0, 1.0, longer_than=int(length) - 1) == length
+    assert all(simulated_length(0, f"a{i}", 100.0, 1.0, longer_than=int(n) - 1) == n for i, n in enumerate(alone[:200]))
+    assert simulated_length(0, "a", 100.0, 0.0, longer_than=100) == 101, "where nobody gets so far, it ends"
+
+
 async def test_a_whole_response(engine):
     whole = await collect(engine.generate(request("a@1", 4000)))
     assert (len(whole.tokens), whole.end, whole.tokens[-1]) == (300, StreamEnd.STOP, END_TOKEN)

@@ -118,7 +118,7 @@ def test_rows_of_parquet_are_named(make_settings, tmp_path):
     rows = [verl_row(i) for i in range(3)]
     rows[2]["reward_model"] = {"style": "rule", "ground_truth": None}
     with pytest.raises(
-        DataError, match=r"t\.parquet row 2 has no reward_model.ground_truth or ground_truth, only data_"
+        DataError, match=r"t\.parquet row 2 has null as its reward_model.ground_truth or ground_truth; the scorer"
     ):
         load_prompts(make_settings(train_files=[write_parquet(tmp_path / "t.parquet", rows)]))
     with pytest.raises(DataError, match=r"t\.parquet row 0 has no column 'text', only data_source, prompt, ability"):

@@ -225,31 +225,7 @@ def test_rounds_go_on_and_no_trained_token_is_older_than_max_lag(
     world = World(round_limits, slots, seed)
     world.see(kv_tokens=kv_tokens, forecast=world)
     world.act()
-    for _ in range(20_000):
-        if len(world.trained) >= 8:
-            break
-        event = data.draw(st.sampled_from(["tick"] * 6 + ["lease", "train", "pause", "drop", "fail"]))
-        match event:
-            case "lease":
-                world.lease()
-            case "train" if world.leased:
-                world.fail_install = False
-                world.train()
-            case "pause":
-                world.see(generation_allowed=False)
-                world.act()
-                world.see(generation_allowed=True)
-                world.act()
-            case "drop" if world.dropped < 20 and (in_flight := [g for g in world.groups.values() if not g.ready_seq]):
-                world.drop(in_flight[0].group_id)
-            case _:
-                world.tick()
-                if not any(s.running for g in world.groups.values() for s in g.samples):
-                    if world.leased:
-                        world.train()
-                    else:
-                        world.lease()
-    assert len(world.trained) >= 8, f"stuck: {world.scheduler.waits}"
+    world.live(data.draw, num_trained=8)
     for version, groups in world.trained:
         for group in groups:
             assert version - group.oldest <= max_lag

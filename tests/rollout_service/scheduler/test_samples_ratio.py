@@ -184,27 +184,7 @@ def test_rounds_go_on_and_no_trained_token_is_older_than_max_lag(
     world = RacingWorld(given_limits, slots, seed, num_prompts)
     world.see(forecast=world)
     world.act()
-    for _ in range(20_000):
-        if len(world.trained) >= 10:
-            break
-        match data.draw(st.sampled_from(["tick"] * 6 + ["lease", "train", "pause", "drop", "skip"])):
-            case "lease":
-                world.lease()
-            case "train" if world.leased:
-                world.train()
-            case "pause":
-                world.see(generation_allowed=False)
-                world.act()
-                world.see(generation_allowed=True)
-                world.act()
-            case "drop" if world.dropped < 20 and (in_flight := [g for g in world.groups.values() if not g.ready_seq]):
-                world.drop(in_flight[0].group_id)
-            case _:
-                world.tick()
-                idle = not any(s.running for g in world.groups.values() for s in g.samples)
-                if idle and not world.lease() and world.leased:
-                    world.train()
-    assert len(world.trained) >= 10, f"stuck: {world.scheduler.waits}"
+    world.live(data.draw, num_trained=10)
     for version, groups in world.trained:
         for group in groups:
             assert sum(s.done for s in group.samples) == group_samples

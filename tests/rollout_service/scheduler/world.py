@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from hypothesis import strategies as st
+
 from rollout_service.scheduler.admission import Outlook
 from rollout_service.scheduler.decisions import (
     Admit,
@@ -17,6 +19,8 @@ from rollout_service.scheduler.decisions import (
     Start,
 )
 from rollout_service.scheduler.rounds import RoundScheduler
+
+MAX_EVENTS = 20_000  # a run that is not stuck needs a few hundred
 
 
 @dataclass
@@ -177,3 +181,39 @@ class World:
             pending_version=self.seen.newest_version + 1,
         )
         self.act()
+
+    def live(self, draw: Callable[[st.SearchStrategy[str]], str], num_trained: int) -> None:
+        """Events as they are drawn, until so many batches are trained. Whoever waits for a trainer gets one."""
+        events = st.sampled_from(["tick"] * 6 + ["lease", "train", "pause", "drop", "fail"])
+        for _ in range(MAX_EVENTS):
+            if len(self.trained) >= num_trained:
+                return
+            match draw(events):
+                case "lease":
+                    self.lease()
+                case "train" if self.leased:
+                    self.fail_install = False
+                    self.train()
+                case "pause":
+                    for allowed in (False, True):
+                        self.see(generation_allowed=allowed)
+                        self.act()
+                case "drop" if self.dropped < 20 and (going := [g for g in self.groups.values() if not g.ready_seq]):
+                    self.drop(going[0].group_id)
+                case "fail":
+                    self.fail_install = True
+                case _:
+                    self.tick()
+                    if not self.any_runs() and not self.lease():
+                        self.train() if self.leased else self.publish_again()
+        raise AssertionError(f"stuck: {self.scheduler.waits}")
+
+    def publish_again(self) -> None:
+        """What a trainer does whose weights were not installed."""
+        self.fail_install = False
+        if self.seen.active_version < self.seen.newest_version:
+            self.see(pending_version=self.seen.newest_version)
+            self.act()
+
+    def any_runs(self) -> bool:
+        return any(s.running for g in self.groups.values() for s in g.samples)

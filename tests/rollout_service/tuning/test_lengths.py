@@ -69,16 +69,37 @@ def test_a_csv_column_and_a_list(tmp_path: Path) -> None:
     found = read_lengths(str(csv_file), "GeneratedTokens", "ContextTokens")
     assert isinstance(found, FlatLengths)
     assert found.lengths == (5, 7), "a response without a token never ran"
-    assert found.prompt_tokens == (100, 200, 300)
+    assert found.prompt_tokens == (100, 200), "each length has its own prompt's"
     plain = tmp_path / "a.txt"
-    plain.write_text("# tokens\n5\n\n7 30\n")
-    assert read_lengths(str(plain), None, None).workload(0, False).prompt(0, 3).lengths[0] in (5, 7)
+    plain.write_text("# tokens\n5 20\n\n0 25\n7 30\n")
+    listed = read_lengths(str(plain), None, None)
+    assert isinstance(listed, FlatLengths)
+    assert (listed.lengths, listed.prompt_tokens) == ((5, 7), (20, 30))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["t,ctx,gen\na,1,5\nb,2,7\n", "\ufefft,ctx,gen\r\na,1,5\r\nb,2,7\r\n", "t;ctx;gen\na;1;5\nb;2;7\n",
+     "t\tctx\tgen\na\t1\t5\nb\t2\t7\n", "t, ctx, gen\na, 1, 5\n\nb, 2, 7\n",
+     '"t","ctx","gen"\n"say ""a,b""\nand c","1","5"\n"\u2028",2,7.0\n'],
+    ids=["commas", "windows", "semicolons", "tabs", "spaces", "quotes"],
+)  # fmt: skip
+def test_csv_as_it_is_written_elsewhere(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(text.encode())
+    found = read_lengths(str(file), "gen", "ctx")
+    assert isinstance(found, FlatLengths)
+    assert (found.lengths, found.prompt_tokens) == ((5, 7), (1, 2))
 
 
 @pytest.mark.parametrize(
     ("text", "column", "message"),
     [("a,b\n1,2\n", "c", "columns are a, b"), ("a\n1\nx\n", "a", "line 3"), ("a\n-4\n", "a", "line 2"),
-     ("a\n", "a", "no length above zero"), ("a\n1\n", None, "one of"), ("a\n1.5\n", "a", "line 2")],
+     ("a\n", "a", "no length above zero"), ("a\n1\n", None, "one of"), ("a\n1.5\n", "a", "line 2"),
+     ("a\n1\nnan\n", "a", "line 3: 'nan'"), ("a\ninf\n", "a", "line 2: 'inf'"), ("a\n1e30\n", "a", "line 2: '1e30'"),
+     ("", "a", "no header"), ("", None, "no header"), ("a,b\n1,2\n3\n", "b", "line 3: ''"),
+     ("a,b\n1,2,3\n", "a", "3 fields and the header 2"), ("a,a\n1,2\n", "a", "2 columns 'a'"),
+     ("a,b\n" + "x" * 200_000 + ",2\n", "b", "line 2 is no CSV")],
 )  # fmt: skip
 def test_columns_that_have_no_lengths(tmp_path: Path, text: str, column: str | None, message: str) -> None:
     file = tmp_path / "a.csv"
@@ -86,6 +107,23 @@ def test_columns_that_have_no_lengths(tmp_path: Path, text: str, column: str | N
     with pytest.raises(AprilError, match=message) as raised:
         read_lengths(str(file), column, None)
     assert raised.value.exit_code == 2
+
+
+def test_files_and_columns_that_do_not_go_together(tmp_path: Path) -> None:
+    plain = tmp_path / "a.txt"
+    plain.write_text("5\n7 30\n")
+    for source, column, message in (
+        (str(plain), None, "on some lines only"),
+        (str(tmp_path / "b.csv"), "a", "no file"),
+        ("lognormal:median=5", "a", "a distribution has no column"),
+        (str(tmp_path), "a", "is a trace"),
+    ):
+        with pytest.raises(AprilError, match=message) as raised:
+            read_lengths(source, column, None)
+        assert raised.value.exit_code == 2
+    plain.write_bytes("5\n".encode("utf-16"))
+    with pytest.raises(DataError, match="no text in UTF-8"):
+        read_lengths(str(plain), None, None)
 
 
 def test_a_conversion_is_read_back(tmp_path: Path) -> None:

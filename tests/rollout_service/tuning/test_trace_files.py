@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import DataError
-from rollout_service.tuning import trace_writer
+from rollout_service.tuning import trace_reader, trace_writer
 from rollout_service.tuning.lengths import lengths_of_trace
 from rollout_service.tuning.trace_reader import read_trace
 from rollout_service.tuning.trace_records import LINE, ScoreLine
@@ -146,3 +146,63 @@ def test_what_a_slow_disk_loses_is_counted(tmp_path: Path, monkeypatch: pytest.M
     trace = read_trace(tmp_path)
     assert len(trace.samples) == 10
     assert "15 lines were lost" in trace.notes[0]
+
+
+def test_a_sample_that_goes_on_in_a_later_group_is_one_response(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "000001-0000.jsonl",
+        header(),
+        attempt("g1.000", 9),
+        attempt("g1.001", 20, end="parked"),
+        attempt("g2.000", 15, before=20, end="parked", continued_from="g1.001"),
+        attempt("g2.001", 4),
+        attempt("g2.000", 10, before=35, continued_from="g1.001", number=2),
+        attempt("g3.000", 5, before=100, continued_from="g0.003"),
+        ScoreLine(sample="g2.000", reward=1.0),
+    )
+    trace = read_trace(file)
+    found = {s.sample_id: (s.group_id, s.num_tokens, s.finished, s.reward) for s in trace.samples}
+    assert found == {
+        "g1.000": ("g1", 9, True, None),
+        "g1.001": ("g1", 45, True, 1.0),
+        "g2.001": ("g2", 4, True, None),
+        "g3.000": ("g3", 105, True, None),
+    }, "counted once, in the group that started it; one whose start is in no file, in the group that it is found in"
+
+
+def test_a_file_that_is_removed_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = write(tmp_path / "000001-0000.jsonl", header(), attempt("g1.000", 9))
+    kept = write(tmp_path / "000001-0001.jsonl", header(), attempt("g2.000", 7))
+    gone.unlink()
+    monkeypatch.setattr(trace_reader, "trace_files", lambda path: [gone, kept])
+    trace = read_trace(tmp_path)
+    assert [s.num_tokens for s in trace.samples] == [7]
+    assert "was removed while" in trace.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ended_at", "NaN"),
+        ("started_at", "Infinity"),
+        ("before", str(1 << 62)),
+        ("before", "-1"),
+        ("prompt_tokens", "1e40"),
+    ],
+)
+def test_numbers_of_no_use_are_refused_by_line(tmp_path: Path, field: str, value: str) -> None:
+    line = json.dumps(attempt("g1.000", 9).model_dump() | {field: "HERE"}).replace('"HERE"', value)
+    file = tmp_path / "000001-0000.jsonl"
+    file.write_text(header().model_dump_json() + "\n" + line + "\n")
+    with pytest.raises(DataError, match="line 2 is not a line of a trace"):
+        read_trace(file)
+
+
+@pytest.mark.parametrize(("field", "value"), [("admission", "magic"), ("slots", 0), ("ratio", 0.5), ("ratio", 1e9)])
+def test_a_header_of_no_use_says_which_field(tmp_path: Path, field: str, value: object) -> None:
+    fields = header().model_dump(mode="json")
+    fields["limits"][field] = value
+    file = tmp_path / "000001-0000.jsonl"
+    file.write_text(json.dumps(fields) + "\n")
+    with pytest.raises(DataError, match=rf"limits\.{field}"):
+        read_trace(file)

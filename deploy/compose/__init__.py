@@ -1,0 +1,1 @@
+"""Docker Compose: Redis, service, trainer, Prometheus and Grafana on one machine."""

@@ -1,0 +1,1 @@
+"""Prometheus: its configuration, alert rules with their tests, and the reference page of all metrics."""

@@ -1,0 +1,5 @@
+"""Prometheus metrics of the service."""
+
+from rollout_service.metrics.service import ServiceMetrics
+
+__all__ = ["ServiceMetrics"]

@@ -1,0 +1,38 @@
+"""What a verdict is made of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol.watching import Cause, RoundSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The settings that advice speaks of, as they are in force."""
+
+    ratio: float
+    lookahead: int
+    max_lag: int
+    train_batch_size: int
+    max_num_seqs: int
+    num_reward_workers: int
+    recommended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is judged. `spent_now`: since the last offer; `steps`: the trainer's metrics of its last steps.
+
+    `install_s` and `reward_s`: how long one install and one score took lately; None if there was none.
+    """
+
+    choices: Choices
+    rounds: Sequence[RoundSpan] = ()
+    spent_now: Mapping[Cause, float] = field(default_factory=dict[Cause, float])
+    steps: Sequence[Mapping[str, float]] = ()
+    paused: bool = False
+    redis_away_s: float | None = None
+    trainer_connected: bool = True
+    starting_for: str = "the first round to be offered"
+    install_s: float | None = None
+    reward_s: float | None = None
