@@ -36,7 +36,7 @@ from opentelemetry.trace import (
 from protocol.errors import SettingsError
 from protocol.logs import process_fields
 from protocol.settings.observing import TracingSettings
-from protocol.tracing import SpanEvent, SpanIds, Value, new_ids
+from protocol.span_ids import SpanEvent, SpanIds, Value, new_ids
 
 log = logging.getLogger(__name__)
 

@@ -133,7 +133,8 @@ async def _work(host: Host, tracing: "Tracing | None") -> None:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(parts.loop.run())
                 tasks.create_task(parts.loop.watch())
-                tasks.create_task(show_progress(host.running.board))
+                tasks.create_task(board.keep_waits())
+                tasks.create_task(show_progress(board))
                 tasks.create_task(renew_leases(parts.sample_parts, parts.loop.leases))
                 if parts.redis is not None:
                     tasks.create_task(keep_redis(parts.redis))

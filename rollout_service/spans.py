@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from protocol.settings import RunSettings
-from protocol.tracing import TRACEPARENT, SpanEvent, SpanIds, new_ids, open_tracing, parent_of
+from protocol.span_ids import TRACEPARENT, SpanEvent, SpanIds, new_ids, parent_of
+from protocol.tracing import open_tracing
 
 if TYPE_CHECKING:
     from protocol.otel import Tracing

@@ -1,5 +1,6 @@
 """The state of the service in one message, made when asked for and once a second while somebody listens."""
 
+import asyncio
 import os
 import time
 from collections import deque
@@ -9,14 +10,15 @@ from typing import Any
 
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
+from rollout_service.observer import Observer
 from rollout_service.parts import ServiceParts
+from rollout_service.picture_book import PictureBook
 from rollout_service.pools import length_bias
-from rollout_service.watch.book import PictureBook
 from rollout_service.watch.broadcast import Broadcast
-from rollout_service.watch.observer import Observer
 from rollout_service.watch.waits import LongPoll, LongPolls
 
 RATE_OVER_S = 10.0  # tokens a second are over this time: long enough for a number that people can read
+WAITS_EVERY_S = 1.0  # how exactly the begin of a wait is known, whether or not somebody asks; less than waits linger
 RATE_EVERY_S = 1.0  # between two readings of the count, however often the status is asked for
 
 
@@ -127,6 +129,17 @@ class StatusBoard:
             verdict=self.observer.verdict(self.trainer_connected) if self.observer else None,
             waiting=self.observer.waiting(snapshot, self.trainer_connected) if self.observer else [],
         )
+
+    async def keep_waits(self) -> None:
+        """Notice waits for ever: since when they go on must not depend on when somebody first asks."""
+        while True:
+            self.note_waits()
+            await asyncio.sleep(WAITS_EVERY_S)
+
+    def note_waits(self) -> None:
+        """Remember the begin of every wait that there is now."""
+        if self.observer is not None and self._parts.loop.snapshot is not None:
+            self.observer.waiting(self._parts.loop.snapshot, self.trainer_connected)
 
     def events(self) -> AsyncGenerator[bytes]:
         """Server-sent events for one listener, until the service stops."""

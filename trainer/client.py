@@ -46,7 +46,7 @@ from protocol.messages import (
     TrainerSession,
 )
 from protocol.settings import RunSettings
-from protocol.tracing import TRACEPARENT, step_ids
+from protocol.span_ids import TRACEPARENT, step_ids
 
 LOG = logging.getLogger("april.trainer")
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from protocol.logs import process_fields
 from protocol.settings import RunSettings
-from protocol.tracing import SpanIds, open_tracing, step_ids
+from protocol.span_ids import SpanIds, step_ids
+from protocol.tracing import open_tracing
 
 if TYPE_CHECKING:
     from protocol.otel import Tracing

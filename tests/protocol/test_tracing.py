@@ -12,7 +12,8 @@ from protocol import logs, tracing
 from protocol.errors import SettingsError
 from protocol.otel import Tracing
 from protocol.settings.observing import TracingSettings
-from protocol.tracing import SpanEvent, SpanIds, check_tracing, new_ids, open_tracing, parent_of, step_ids
+from protocol.span_ids import SpanEvent, SpanIds, new_ids, parent_of, step_ids
+from protocol.tracing import check_tracing, open_tracing
 from tests.support.spans import MemoryTracing, ids_of, parent_ids, receiving
 
 EPOCH = 1_800_000_000.0

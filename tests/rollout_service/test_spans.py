@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from protocol.tracing import TRACEPARENT, step_ids
+from protocol.span_ids import TRACEPARENT, step_ids
 from rollout_service import spans
 from rollout_service.spans import ServiceSpans, TracedCalls
 from rollout_service.tuning.trace_open import open_trace

@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protocol.otel import Tracing
-from protocol.tracing import SpanIds
+from protocol.span_ids import SpanIds
 
 
 class MemoryTracing(Tracing):

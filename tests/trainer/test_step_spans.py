@@ -8,7 +8,7 @@ import pytest
 from fastapi import Request
 
 from protocol.settings import RunSettings
-from protocol.tracing import TRACEPARENT, parent_of, step_ids
+from protocol.span_ids import TRACEPARENT, parent_of, step_ids
 from tests.trainer.fake_service import FakeService
 from trainer.main import train
 

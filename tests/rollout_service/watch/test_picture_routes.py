@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from protocol.watching import Moments, RatioPicture, Steps, Tail, Timeline
+from rollout_service import picture_book as book_module
 from rollout_service.app.picture_routes import _takes_gzip
-from rollout_service.watch import book as book_module
 from rollout_service.watch.recent import PICTURES
 from tests.support.service import running_service, service_settings
 

@@ -7,9 +7,9 @@ import pytest
 
 from protocol.errors import DataError
 from protocol.watching import RunReport
+from rollout_service.picture_book import PictureBook
 from rollout_service.tuning.trace_open import open_trace
 from rollout_service.watch import restore
-from rollout_service.watch.book import PictureBook
 from rollout_service.watch.recent import Watch
 from rollout_service.watch.record import FOLDER, SETTINGS_NAME, VERSIONS_NAME, write_record
 from rollout_service.watch.report import run_report

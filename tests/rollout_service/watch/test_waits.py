@@ -95,6 +95,19 @@ async def test_the_waits_of_a_service(tmp_path: Path) -> None:
         assert all(0 <= since < 60 for _, since in (await waiting(service)).values())
 
 
+async def test_since_when_a_wait_goes_on_does_not_depend_on_who_looks(tmp_path: Path) -> None:
+    settings = service_settings(tmp_path, rollout={"n": 2, "ratio": 1.0, "lookahead": 0, "max_lag": 4})
+    async with running_service(settings, lengths=lambda _: 3) as service:
+        await service.until(lambda: "lookahead" in " ".join(service.parts.loop.scheduler.waits))
+        board = service.host.running.board
+        board.note_waits()
+        noted_at = board.observer.now()
+        await service.until(lambda: board.observer.now() > noted_at + 0.01)
+        body = (await service.client.get("/v1/status")).json()
+        assert [wait["who"] for wait in body["waiting"]] == ["the round", "1 batches"]
+        assert all(wait["since"] <= noted_at for wait in body["waiting"])
+
+
 async def test_responses_that_wait_for_scores_are_a_wait(tmp_path: Path) -> None:
     async with running_service(service_settings(tmp_path), lengths=lambda _: 3) as service:
         never = asyncio.Event()

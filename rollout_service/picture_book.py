@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from protocol.watching import Picture, Timeline
+from rollout_service.observer import Observer
 from rollout_service.parts import ServiceParts
 from rollout_service.watch.as_trace import trace_of
 from rollout_service.watch.forecast_job import make_job
 from rollout_service.watch.moments import moments
-from rollout_service.watch.observer import Observer
 from rollout_service.watch.predictor import Predictor
 from rollout_service.watch.ratio import ratio
 from rollout_service.watch.recent import PICTURES, View, Watch
