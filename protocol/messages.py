@@ -227,9 +227,9 @@ class Status(Message):
 class LiveSettings(Message):
     """What may change while the service runs; a field that is left out stays."""
 
-    ratio: float | None = Field(default=None, ge=1, le=1000)
-    samples_ratio: float | None = Field(default=None, ge=1, le=1000)
-    lookahead: int | None = Field(default=None, ge=0, le=1000)
+    ratio: float | None = Field(default=None, ge=1, le=1000, strict=True)
+    samples_ratio: float | None = Field(default=None, ge=1, le=1000, strict=True)
+    lookahead: int | None = Field(default=None, ge=0, le=1000, strict=True)
     autotune: Literal["off", "shadow", "on"] | None = None
 
 

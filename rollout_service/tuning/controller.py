@@ -65,6 +65,10 @@ class RoundMeasures:
     ess: float | None = None
     off_policy: float | None = None
 
+    def __str__(self) -> str:
+        known = {name: getattr(self, name) for name in self.__slots__}
+        return ", ".join(f"{name} {value:.3g}" for name, value in known.items() if value is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
