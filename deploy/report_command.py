@@ -1,10 +1,10 @@
 """`april report`: a finished run's pictures in one HTML file, its numbers as JSON, and what they say in a sentence.
 
-Always true: it only reads the run's folder, so it may look at a run that still goes on; a file appears whole or not at
-all, under a name of its own until then.
+Always true: it only reads what a run left in its folder, so it may look at a run that still goes on; a file appears
+whole or not at all, and whether it can be written is known before the trace is read.
 """
 
-import os
+import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +17,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from deploy.console import run_reporting_errors
-from protocol.errors import SettingsError
 
 if TYPE_CHECKING:
     from protocol.watching import Quantiles, RunReport
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 REPORT_NAME = "report.html"
+READ = ("trace/*", "trainer/metrics.jsonl", "service/*", "run.json")  # of a run's folder: never replaced
 PIPE_WIDTH = 110  # a pipe has no width, and a sentence should stay one
 Advance = Callable[[int, int], None]  # bytes read, of how many
 
@@ -38,28 +38,21 @@ def report(run_dir: Path, html_file: Path | None, json_file: Path | None, predic
 
     def work() -> None:
         from rollout_service.dashboard.report import render_report
+        from rollout_service.tuning.report_files import check_outputs, write_report
         from rollout_service.watch.report import run_report
 
+        html = html_file or run_dir / REPORT_NAME
+        outputs = [html, *([json_file] if json_file else [])]
+        if run_dir.is_dir():
+            check_outputs(outputs, [path for name in READ for path in run_dir.glob(name)])
         with _reading() as advance:
             made = run_report(run_dir, advance, predict)
-        html = html_file or run_dir / REPORT_NAME
-        write_whole(html, render_report(made))
+        write_report(html, render_report(made).encode())
         if json_file is not None:
-            write_whole(json_file, made.model_dump_json(indent=2) + "\n")
-        show(made, [html, *([json_file] if json_file else [])])
+            write_report(json_file, (made.model_dump_json(indent=2) + "\n").encode())
+        show(made, outputs)
 
     run_reporting_errors(work)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is whole as soon as it is there. Raises SettingsError where that can't be."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        partial.write_text(text)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SettingsError(f"can't write {path} ({error.strerror}): name another file") from error
 
 
 def show(made: "RunReport", written: list[Path]) -> None:
@@ -111,7 +104,7 @@ def _table(title: str, *heads: str) -> Table:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "–"
     if value == int(value) or abs(value) >= 1000:
         return f"{value:,.0f}"

@@ -51,7 +51,6 @@ def serve(settings: RunSettings) -> None:
     with contextlib.closing(bind(settings)) as listener:
         _check_folders(settings)
         check_identity(settings)
-        write_record(settings)
         with closing_tracing(settings) as tracing:
             asyncio.run(_serve(settings, listener, tracing))
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,6 +124,7 @@ async def keep_redis(redis: EmbeddedRedis) -> None:
 async def _work(host: Host, tracing: "Tracing | None") -> None:
     async with open_parts(host.settings) as parts:
         claim_folder(host.settings)
+        write_record(host.settings)  # a service that is refused must not replace the record of the one that runs
         if tracing is not None:
             parts.sample_parts.trace.add_sink(ServiceSpans(tracing, host.settings.tracing.sample_share).put)
         host.started(parts)

@@ -28,8 +28,8 @@ class Observer:
         """The service's clock, which never runs backwards."""
         return self._parts.sample_parts.trace.now()
 
-    def verdict(self, trainer_connected: bool) -> Verdict:
-        """What limits the run now."""
+    def verdict(self, trainer_silent_s: float | None) -> Verdict:
+        """What limits the run now. `trainer_silent_s`: since when the trainer has not called, None if it never did."""
         parts, trace = self._parts, self._parts.sample_parts.trace
         since = parts.sample_parts.buffer.waiting_since
         return judge(
@@ -40,7 +40,8 @@ class Observer:
                 steps=self._watch.steps.last(NUM_ROUNDS),
                 paused=not parts.control.generation_allowed,
                 redis_away_s=None if since is None else max(0.0, time.time() - since),
-                trainer_connected=trainer_connected,
+                trainer_connected=trainer_silent_s is not None,
+                trainer_silent_s=trainer_silent_s or 0.0,
                 starting_for="; ".join(parts.loop.scheduler.waits) or "its first round to begin",
                 install_s=self._watch.mean_install_s(),
                 reward_s=self._watch.mean_reward_s(),

@@ -41,7 +41,7 @@ class TrainerSessions:
         opened = await self._parts.buffer.open_trainer(durable_step)
         self._parts.delivery.discard(list(opened.released))
         await self._parts.delivery.batch_offered()
-        self._board.trainer_connected = True
+        self._board.heard_trainer()
         self._changed()
         about = {"event": "trainer_session", "trainer_epoch": opened.trainer_epoch, "step": opened.durable_step}
         log.info("a trainer opened session %d at step %d", opened.trainer_epoch, opened.durable_step, extra=about)
@@ -57,13 +57,14 @@ class TrainerSessions:
         """The step's update is done: capacity is free, rounds move on."""
         trained_step = await self._parts.buffer.mark_trained(step, trainer_epoch)
         self._changed()
-        self._board.trainer_connected = True
+        self._board.heard_trainer()
         return StepTrained(step=step, trained_step=trained_step)
 
     async def ack(self, step: int, trainer_epoch: int) -> Acked:
         """Steps up to `step` are durable: what replay needed is released."""
         released = await self._parts.buffer.ack(step, trainer_epoch)
         self._parts.delivery.discard(released)
+        self._board.heard_trainer()
         self._changed()
         return Acked(durable_step=step, num_groups=sum(len(b.group_ids) for b in released))
 
@@ -73,7 +74,7 @@ class TrainerSessions:
         if step > last:
             raise ConflictError(f"step {step} was never leased, the last one is {last}: publish what you have trained")
         policy = await self._parts.policies.publish(step, path, trainer_epoch)
-        self._board.trainer_connected = True
+        self._board.heard_trainer()
         if step > 0:
             await self._parts.buffer.mark_trained(step, trainer_epoch)
         self._changed()

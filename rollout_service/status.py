@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from buffer.interface import Snapshot
+from protocol.errors import UnavailableError
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
 from rollout_service.observer import Observer
@@ -18,6 +20,7 @@ from rollout_service.watch.broadcast import Broadcast
 from rollout_service.watch.waits import LongPoll, LongPolls
 
 RATE_OVER_S = 10.0  # tokens a second are over this time: long enough for a number that people can read
+SNAPSHOT_PATIENCE_S = 3.0  # who watches is told that Redis is silent long before its connection times out
 WAITS_EVERY_S = 1.0  # how exactly the begin of a wait is known, whether or not somebody asks; less than waits linger
 RATE_EVERY_S = 1.0  # between two readings of the count, however often the status is asked for
 
@@ -47,7 +50,7 @@ class StatusBoard:
     def __init__(self, parts: ServiceParts) -> None:
         self._parts = parts
         self._started_s = time.monotonic()
-        self.trainer_connected = False
+        self._heard_trainer_s: float | None = None
         self._trainer_metrics: dict[str, float] = {}
         self._rates: dict[str, TokenRate] = {}
         watch = parts.watch
@@ -76,6 +79,23 @@ class StatusBoard:
         return self._polls.asking(step, self._parts.sample_parts.trace.now)
 
     @property
+    def trainer_connected(self) -> bool:
+        """A trainer has opened a session with this process, or went on with one."""
+        return self._heard_trainer_s is not None
+
+    def heard_trainer(self) -> None:
+        """The trainer has called."""
+        self._heard_trainer_s = time.monotonic()
+
+    @property
+    def trainer_silent_s(self) -> float | None:
+        """For how long it has not called; None if it never did, 0 while it waits for a batch or an evaluation."""
+        if self._heard_trainer_s is None:
+            return None
+        waits = self._polls.asked or self._parts.evaluations.running
+        return 0.0 if waits else time.monotonic() - self._heard_trainer_s
+
+    @property
     def trainer_metrics(self) -> dict[str, float]:
         """Metrics of the last step that the trainer reported."""
         return self._trainer_metrics
@@ -83,6 +103,7 @@ class StatusBoard:
     @trainer_metrics.setter
     def trainer_metrics(self, metrics: dict[str, float]) -> None:
         self._trainer_metrics = metrics
+        self.heard_trainer()
         self._parts.loop.autotune.trainer_reported(metrics)
         if self._parts.watch is not None:
             self._parts.watch.steps.put(
@@ -90,9 +111,9 @@ class StatusBoard:
             )
 
     async def make(self) -> Status:
-        """The state now."""
+        """The state now. Raises UnavailableError within SNAPSHOT_PATIENCE_S while Redis doesn't answer."""
         parts = self._parts
-        snapshot = await parts.buffer.snapshot()
+        snapshot = await self._snapshot()
         control = parts.control
         return Status(
             run=parts.settings.run.name,
@@ -126,9 +147,21 @@ class StatusBoard:
             pool_error=snapshot.pool.error,
             length_bias=length_bias(snapshot.counters),
             now=parts.sample_parts.trace.now(),
-            verdict=self.observer.verdict(self.trainer_connected) if self.observer else None,
+            verdict=self.observer.verdict(self.trainer_silent_s) if self.observer else None,
             waiting=self.observer.waiting(snapshot, self.trainer_connected) if self.observer else [],
         )
+
+    async def _snapshot(self) -> Snapshot:
+        buffer = self._parts.sample_parts.buffer
+        try:
+            async with asyncio.timeout(SNAPSHOT_PATIENCE_S):
+                return await buffer.snapshot()
+        except TimeoutError as error:
+            since = buffer.waiting_since
+            silent_s = SNAPSHOT_PATIENCE_S if since is None else max(SNAPSHOT_PATIENCE_S, time.time() - since)
+            raise UnavailableError(
+                f"Redis hasn't answered for {silent_s:.0f} s: look at it; the service waits and goes on by itself"
+            ) from error
 
     async def keep_waits(self) -> None:
         """Notice waits for ever: since when they go on must not depend on when somebody first asks."""

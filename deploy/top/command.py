@@ -27,14 +27,16 @@ def top(target: str | None, overrides: tuple[str, ...], once: bool, json_file: P
     def work() -> None:
         from deploy.top.target import find_target
         from deploy.top.watcher import snapshot, watch
+        from rollout_service.tuning.report_files import check_outputs, write_report
 
         named = target is not None and not target.startswith("--")
         found = find_target(target if named else None, overrides if named or target is None else (target, *overrides))
         if not (once or json_file) and sys.stdout.isatty():
             asyncio.run(watch(found, control))
             return
+        check_outputs([json_file] if json_file else [], [])
         document = asyncio.run(snapshot(found))
         if json_file is not None:
-            json_file.write_text(json.dumps(document, indent=2) + "\n")
+            write_report(json_file, (json.dumps(document, indent=2) + "\n").encode())
 
     run_reporting_errors(work)

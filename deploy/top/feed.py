@@ -5,6 +5,7 @@ starting or being replaced is said to be away, with the reason, and is asked aga
 """
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple, TypeVar
@@ -127,7 +128,7 @@ class Feed:
                 self._pictures_due = now + PICTURES_EVERY_S
                 await self.pictures()
         elif event.name == "unavailable":
-            self._seen.lost(event.data.strip('"'), now)
+            self._seen.lost(str(json.loads(event.data)), now)
         else:
             return
         self._changed()

@@ -75,7 +75,7 @@ def _wrapped(sentence: str, width: int, style: str = "") -> list[Text]:
 def _verdict(look: Look) -> Section:
     verdict = look.status.verdict
     if verdict is None:
-        return Section("verdict", [Text("none yet", style=DIM)])
+        return Section("verdict", [Text("none: the service does not watch itself (service.watch = false)", style=DIM)])
     calm = verdict.limit in (Limit.GENERATION, Limit.STARTING)
     lines = _wrapped(verdict.sentence, look.width, GOOD if calm else WARN)
     lines += _wrapped(f"{look.glyphs.arrow} {verdict.advice}", look.width) if verdict.advice else []

@@ -10,6 +10,8 @@ from protocol.errors import SettingsError
 from protocol.masking import mask_text
 from protocol.settings import load_settings
 
+HIGHEST_PORT = 65535
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -38,7 +40,7 @@ def find_target(word: str | None, overrides: Sequence[str] = ()) -> Target:
     settings = load_settings(None if word is None or address else Path(word), overrides)
     secret = settings.service.token
     token = settings.trainer.token or (secret.get_secret_value() if secret else None)
-    return Target(_with_scheme(address or settings.trainer.service_url).rstrip("/"), token)
+    return Target(_checked(_with_scheme(address or settings.trainer.service_url).rstrip("/")), token)
 
 
 def _is_address(word: str) -> bool:
@@ -48,6 +50,22 @@ def _is_address(word: str) -> bool:
         return True
     host, colon, port = word.rpartition(":")
     return bool(host and colon) and port.isdecimal() and not Path(word).exists()
+
+
+def _checked(address: str) -> str:
+    """The address, if a connection to it can be tried at all."""
+    try:
+        url = httpx.URL(address)
+        reachable = bool(url.host) and (url.port is None or 0 < url.port <= HIGHEST_PORT)
+    except (httpx.InvalidURL, ValueError):
+        reachable = False
+    if not reachable:
+        shown = mask_text(address)
+        raise SettingsError(
+            f"{shown!r} is no address of a service: it has a host and a port up to {HIGHEST_PORT}, such as "
+            "http://127.0.0.1:8040"
+        )
+    return address
 
 
 def _with_scheme(address: str) -> str:

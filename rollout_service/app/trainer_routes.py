@@ -51,7 +51,7 @@ async def lease_batch(
         leased = await service.parts.delivery.lease(body.step, trainer_epoch, wait_s)
         poll.answered = leased is not None
     host.metrics.delivery.polled(time.monotonic() - asked_s, answered=leased is not None)
-    service.board.trainer_connected = True
+    service.board.heard_trainer()
     if leased is None:
         return Response(status_code=204)
     data, sha256 = leased

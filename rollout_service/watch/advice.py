@@ -12,6 +12,8 @@ FEW_SLOTS = 0.5  # a round that never uses half of the slots could be larger
 PREEMPTED = 1.0  # requests a round: below, nothing is lost
 LONG_TENTH = 0.1  # of its round: the last tenth of a batch that takes less is no tail to speak of
 KEEPS_PACE = 0.1  # of the trainer's step: waiting less, it is as much the limit as generation is
+SILENT_S = 60.0  # a trainer calls several times a step
+SILENT_STEPS = 3.0  # of its own: a checkpoint or a slow step takes less
 Measured = Mapping[str, float]
 Text = tuple[str, str]
 
@@ -92,8 +94,14 @@ def _trainer(cause: Cause, seen: Observed, measured: Measured) -> Text:
         sentence = f"No trainer is connected: for {share:.0%} of {_lately(measured)} its batches waited."
         return sentence, "Start it with `april train RUN.toml`; what is ready is kept."
     sentence = (
-        f"The trainer limits the run: for {share:.0%} of {_lately(measured)} the service waited for a trained step."
+        f"The trainer limits the run: for {share:.0%} of {_lately(measured)} the service waited for a trained step"
     )
+    if is_silent(seen):
+        return (
+            f"{sentence}, and the trainer has not called for {seen.trainer_silent_s:.0f} s.",
+            "See whether it still runs; started again by `april train RUN.toml`, it goes on from its checkpoint.",
+        )
+    sentence += "."
     if choices.lookahead == 0:
         needed = max(choices.max_lag, smallest_max_lag(choices.ratio, 1))
         lag = f" and rollout.max_lag = {needed}" if needed > choices.max_lag else ""
@@ -102,6 +110,12 @@ def _trainer(cause: Cause, seen: Observed, measured: Measured) -> Text:
         "Make its steps faster (more ranks, larger micro-batches, fewer actor.ppo_epochs); more generation gains "
         "nothing, " + ("and rollout.ratio = 1 is enough." if choices.ratio > 1 else "fewer engines would do.")
     )
+
+
+def is_silent(seen: Observed) -> bool:
+    """The trainer has not called for longer than its steps explain."""
+    took_s = max((step.get("timing_s/step", 0.0) for step in seen.steps), default=0.0)
+    return seen.trainer_silent_s > max(SILENT_S, SILENT_STEPS * took_s)
 
 
 def _rewards(cause: Cause, seen: Observed, measured: Measured) -> Text:

@@ -5,6 +5,7 @@ folder that holds traces of two runs is refused, since their samples can't be to
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,11 @@ def _record(raw: bytes) -> dict[str, Any] | None:
     return None if isinstance(record, Header) else dict(record)
 
 
+def _is_metric(name: str, value: object) -> bool:
+    """A number that can be drawn; what is not finite is not known."""
+    return name != "at" and isinstance(value, int | float) and math.isfinite(value)
+
+
 def step_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, float]]]:
     """(step, metrics) of the trainer's metrics file, as they were written; nothing if there is none."""
     if not file.is_file():
@@ -118,8 +124,8 @@ def step_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, fl
             try:
                 values = json.loads(raw)
                 step = int(values.pop("step"))
-                numbers = {str(k): float(v) for k, v in values.items() if isinstance(v, int | float) and k != "at"}
-            except (ValueError, TypeError, KeyError, AttributeError):
+                numbers = {str(k): float(v) for k, v in values.items() if _is_metric(k, v)}
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
                 num_bad += 1
                 continue
             yield step, numbers

@@ -23,6 +23,7 @@ class Choices:
 class Observed:
     """What is judged. `spent_now`: since the last offer; `steps`: the trainer's metrics of its last steps.
 
+    `trainer_silent_s`: for how long it has neither called nor waited for an answer.
     `install_s` and `reward_s`: how long one install and one score took lately; None if there was none.
     """
 
@@ -33,6 +34,7 @@ class Observed:
     paused: bool = False
     redis_away_s: float | None = None
     trainer_connected: bool = True
+    trainer_silent_s: float = 0.0
     starting_for: str = "the first round to be offered"
     install_s: float | None = None
     reward_s: float | None = None

@@ -78,6 +78,11 @@ class LongPolls:
                 del self._open[step]
             self._ended = {} if poll.answered else {step: (begin, clock())}
 
+    @property
+    def asked(self) -> bool:
+        """Somebody asks now."""
+        return bool(self._open)
+
     def waits(self, now: float) -> list[Open]:
         """One for each step that is asked for."""
         since = {step: min(polls) for step, polls in self._open.items()}

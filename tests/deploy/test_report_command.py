@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from deploy import report_command
 from deploy.cli import main
-from deploy.report_command import facts_table, tail_table, write_whole
-from protocol.errors import SettingsError
+from deploy.report_command import facts_table, tail_table
 from protocol.watching import RunReport
 from rollout_service.tuning.trace_open import open_trace
 from tests.support import pictures
@@ -83,19 +82,36 @@ async def test_a_folder_that_is_not_there_costs_a_sentence_and_leaves_nothing(tm
     assert names_in(tmp_path) == ["run"]
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await finished_run(tmp_path / "run", 2)
     path = tmp_path / "report.html"
-    write_whole(path, "old")
+    path.write_text("old")
 
-    def full(self: Path, _: str) -> None:
+    def full(self: Path, _: bytes) -> None:
         self.touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(SettingsError, match="No space left"):
-        write_whole(path, "new")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    done = april("report", tmp_path / "run", "--html", path, "--no-predict")
+    assert done.exit_code == 2
+    assert "No space left" in done.output
     assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert names_in(tmp_path) == ["report.html", "run"]
+
+
+async def test_what_the_run_left_is_never_replaced_and_a_device_is_written_to(tmp_path: Path) -> None:
+    await finished_run(tmp_path / "run", 2)
+    (trace,) = (tmp_path / "run" / "trace").iterdir()
+    before = trace.read_bytes()
+    done = april("report", tmp_path / "run", "--json", trace, "--no-predict")
+    assert done.exit_code == 2
+    assert "would be replaced" in done.output
+    assert trace.read_bytes() == before
+    device = tmp_path / "null"
+    device.symlink_to("/dev/null")
+    done = april("report", tmp_path / "run", "--json", device, "--no-predict")
+    assert done.exit_code == 0, done.output
+    assert device.is_char_device()
 
 
 def test_tables_name_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +124,14 @@ def test_tables_name_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
     assert made.verdict.advice in shown
     assert all(note in shown for note in made.notes)
     assert json.loads(made.model_dump_json())["run"] in shown
+
+
+async def test_metrics_that_are_not_finite_are_not_known(tmp_path: Path) -> None:
+    await finished_run(tmp_path, 2)
+    (tmp_path / "trainer").mkdir()
+    lines = '{"step": 1, "reward/mean": NaN}\n{"step": 2, "reward/mean": 1e999, "lag/mean": 1}\n{"step": 3, "x": 1%s}\n'
+    (tmp_path / "trainer" / "metrics.jsonl").write_text(lines % ("0" * 400))
+    done = april("report", tmp_path, "--json", tmp_path / "report.json", "--no-predict")
+    assert done.exit_code == 0, done.output
+    assert "metrics.jsonl: 1 lines are torn" in done.output
+    assert json.loads((tmp_path / "report.json").read_text())["steps"]["series"] == {"lag/mean": [None, 1.0]}

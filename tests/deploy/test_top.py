@@ -79,7 +79,7 @@ def test_what_is_not_known_yet_is_not_made_up():
     text = plain_text(watched, "x", NOW, 80, UNICODE)
     assert "no trainer yet" in text
     assert "for prompts" in text
-    assert "none yet" in text
+    assert "service.watch = false" in text
     assert not any(line.startswith(("tail", "lag", "step", "engines")) for line in text.splitlines())
 
 
@@ -262,6 +262,16 @@ async def test_what_a_user_must_mend_is_raised_and_what_passes_is_not(monkeypatc
         await feed.close()
 
 
+async def test_why_redis_is_away_is_shown_in_its_own_words():
+    with fake_service() as (_, url):
+        watched = Seen()
+        feed = Feed(Target(url), watched)
+        why = 'the master "mymäster" doesn\'t answer'
+        await feed._heard(ServerEvent("unavailable", json.dumps(why)))
+        assert watched.away_why == why
+        await feed.close()
+
+
 # The command
 
 
@@ -282,6 +292,11 @@ def test_the_command_prints_a_snapshot_where_there_is_no_terminal(tmp_path: Path
         (["http://127.0.0.1:1"], "start one by `april serve`"),
         (["127.0.0.1:1"], "no rollout service answers at http://127.0.0.1:1"),
         (["ftp://x"], "begins with http:// or https://"),
+        (["http://127.0.0.1:99999"], "'http://127.0.0.1:99999' is no address of a service"),
+        (["127.0.0.1:65536"], "a port up to 65535"),
+        (["http://127.0.0.1:1", "--json", "/no/such/folder/top.json"], "can't write /no/such/folder/top.json"),
+        (["http://host:port"], "is no address of a service"),
+        (["http://"], "is no address of a service"),
         (["missing.toml"], "missing.toml does not exist"),
         (["--trainer.service_urll=http://127.0.0.1:1"], "did you mean trainer.service_url?"),
     ],

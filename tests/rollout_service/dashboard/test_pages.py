@@ -181,6 +181,7 @@ async def test_a_service_that_keeps_no_pictures_has_a_page_all_the_same(tmp_path
     async with running_service(service_settings(tmp_path, service={"watch": False})) as service:
         page = await service.client.get("/dashboard")
         assert page.status_code == 200
+        assert "does not watch itself (service.watch = false)" in page.text
         assert (await service.client.get("/v1/pictures/tail")).status_code == 404
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import DataError
+from protocol.errors import DataError, SettingsError
+from protocol.settings import RunSettings
 from protocol.watching import RunReport
+from rollout_service.main import serve
 from rollout_service.picture_book import PictureBook
 from rollout_service.tuning.trace_open import open_trace
 from rollout_service.watch import restore
@@ -193,3 +195,18 @@ async def test_a_trace_that_can_not_be_read_costs_a_warning(tmp_path: Path, capl
     (tmp_path / "trace" / "000002-0000.jsonl").write_text(file.read_text().replace('"run":"test"', '"run":"other"'))
     restore_watch(Watch(), service_settings(tmp_path))
     assert "pictures begin anew" in caplog.text
+
+
+def test_a_service_that_is_refused_leaves_the_record_of_the_one_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_record(service_settings(tmp_path, service={"port": 1111}))
+    before = (tmp_path / FOLDER / SETTINGS_NAME).read_bytes()
+
+    def refuse(settings: RunSettings) -> None:
+        raise SettingsError("another service runs there")
+
+    monkeypatch.setattr("rollout_service.main.open_parts", refuse)
+    with pytest.raises(SettingsError, match="another service"):
+        serve(service_settings(tmp_path, service={"port": 0}))
+    assert (tmp_path / FOLDER / SETTINGS_NAME).read_bytes() == before

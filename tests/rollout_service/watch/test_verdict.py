@@ -97,7 +97,16 @@ def observed(spent: dict[str, float], num_rounds: int = 5, **changes) -> Observe
         (observed({"generating": 1.0}, redis_away_s=12.0), Limit.BUFFER, "hasn't answered for 12 s", "nothing is lost"),
         (observed({"generating": 1.0}, paused=True, redis_away_s=12.0), Limit.PAUSED, "paused", "/v1/resume"),
         (observed({}, num_rounds=0, starting_for="4 groups"), Limit.STARTING, "it waits for 4 groups", "Nothing"),
-        # What goes on now counts: a trainer that died ten minutes ago.
+        # A trainer that has died, and one whose steps take as long as it is silent.
+        (observed({"trainer": 1.0}, trainer_silent_s=601.0), Limit.TRAINER, "not called for 601 s", "still runs"),
+        (
+            observed({"trainer": 1.0}, trainer_silent_s=601.0, steps=[{"timing_s/step": 300.0}]),
+            Limit.TRAINER,
+            "waited for a trained step.",
+            "steps faster",
+        ),
+        (observed({"trainer": 1.0}, trainer_silent_s=59.0), Limit.TRAINER, "a trained step.", "steps faster"),
+        # What goes on now counts: a trainer that has been stuck for ten minutes.
         (observed({"generating": 1.0}, spent_now={Cause.TRAINER: 600.0}), Limit.TRAINER, "99%", "steps faster"),
     ],
 )

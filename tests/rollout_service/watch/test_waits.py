@@ -105,7 +105,7 @@ async def test_since_when_a_wait_goes_on_does_not_depend_on_who_looks(tmp_path: 
         await service.until(lambda: board.observer.now() > noted_at + 0.01)
         body = (await service.client.get("/v1/status")).json()
         assert [wait["who"] for wait in body["waiting"]] == ["the round", "1 batches"]
-        assert all(wait["since"] <= noted_at for wait in body["waiting"])
+        assert all(wait["since"] <= noted_at + 0.001 for wait in body["waiting"])
 
 
 async def test_responses_that_wait_for_scores_are_a_wait(tmp_path: Path) -> None:
@@ -120,6 +120,35 @@ async def test_responses_that_wait_for_scores_are_a_wait(tmp_path: Path) -> None
         await asyncio.sleep(0.05)
         found = await waiting(service)
         assert any(who.endswith("finished responses") and what == "their scores" for who, (what, _) in found.items())
+
+
+async def test_a_trainer_that_asks_is_not_silent_however_long_it_waits(tmp_path: Path) -> None:
+    settings = service_settings(tmp_path, rollout={"n": 2, "ratio": 1.0, "lookahead": 0, "max_lag": 4})
+    async with running_service(settings, lengths=lambda _: 3) as service:
+        board = service.host.running.board
+        assert board.trainer_silent_s is None
+        headers = await service.open_trainer()
+        await service.batch(1, headers)
+        await service.until(lambda: (board.trainer_silent_s or 0.0) > 0.0)
+        poll = asyncio.create_task(service.client.post("/v1/batches", json={"step": 2, "wait_s": 20}, headers=headers))
+        await service.until(lambda: board.trainer_silent_s == 0.0)
+        await service.publish(1, headers)
+        assert (await poll).status_code == 200
+        await service.until(lambda: (board.trainer_silent_s or 0.0) > 0.0)
+
+
+async def test_a_silent_redis_is_said_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_service.status.SNAPSHOT_PATIENCE_S", 0.01)
+    async with running_service(service_settings(tmp_path)) as service:
+        never = asyncio.Event()
+        buffer = service.parts.sample_parts.buffer
+        answering = buffer.snapshot
+        buffer.snapshot = never.wait
+        response = await service.client.get("/v1/status")
+        assert response.status_code == 503
+        assert response.json()["detail"].startswith("Redis hasn't answered for")
+        buffer.snapshot = answering
+        never.set()
 
 
 async def test_a_service_that_is_not_watched_says_nothing(tmp_path: Path) -> None:
