@@ -35,6 +35,7 @@ ADMITTED_AT_ONCE = 250
 APPENDS = 64  # of each length: 16k tokens
 BANDWIDTH_TOKENS = 8192
 CUT_SAMPLES = 64  # what one engine runs at once
+REST_POLL_S = 0.1
 CUTS = 15
 
 Rows = list[dict[str, object]]
@@ -160,12 +161,21 @@ async def carry(buffer: RedisBuffer, sample_ids: list[str]) -> int:
     return 6 * len(sample_ids)
 
 
-async def transition_rates(buffer: RedisBuffer, sizes: list[int], num_samples: int) -> Rows:
+async def at_rest(client: Redis) -> None:
+    """Return when the server doesn't rewrite its AOF any more, which filling it makes it do."""
+    while True:
+        if not (await client.info("persistence"))["aof_rewrite_in_progress"]:
+            return
+        await asyncio.sleep(REST_POLL_S)
+
+
+async def transition_rates(buffer: RedisBuffer, client: Redis, sizes: list[int], num_samples: int) -> Rows:
     """Whole lives of samples, while more and more groups lie in the buffer."""
     rows: Rows = []
     for size in sizes:
         held = (await buffer.snapshot()).held_groups
         await fill(buffer, size - held)
+        await at_rest(client)
         rates: list[float] = []
         for _ in range(5):
             ids = await fill(buffer, -(-num_samples // GROUP_SAMPLES))
@@ -191,7 +201,7 @@ async def measure(url: str, largest: int, num_samples: int) -> dict[str, Rows]:
             "Memory": await bytes_per_token(buffer, client, lengths),
             "Bandwidth": await bandwidth(buffer, client),
             "Transitions": await transition_rates(
-                buffer, [s for s in (1_000, 10_000, 100_000) if s <= largest], num_samples
+                buffer, client, [s for s in (1_000, 10_000, 100_000) if s <= largest], num_samples
             ),
         }
     finally:
