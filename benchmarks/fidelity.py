@@ -1,19 +1,20 @@
 """Whether the simulator tells the truth: its prediction for each policy against the real engine.
 
-The engine is calibrated first (steps, prefills, an install, and what a resumed sample costs, from some rounds at ratio
-2), then the policies take their turns on it, and only then is the simulator asked, with the lengths that they met and
-with nothing of what was measured of them. Goal: tokens/s within 10 % for every policy, and the off-policy share within
-0.05. The speed of a shared machine drifts by more than that within minutes, so the engine alone, fed endlessly, is
-measured in every round, and a second column says how far a prediction is off once that drift is taken out.
+The engine is calibrated first, as `april calibrate` does it, then the policies take their turns on it, and only then
+is the simulator asked, with the lengths that they met and with nothing of what was measured of them. Goal: tokens/s
+within 10 % for every policy, and the off-policy share within 0.05.
+
+How many decode steps the rounds take depends on no clock, so it shows by itself whether the simulated rounds are those
+of the service. The speed of a shared machine drifts by more than 10 % within minutes, so the engine alone, fed
+endlessly, is measured around every turn, and a second column says how far a prediction is off without that drift.
 """
 
 import asyncio
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import numpy as np
 
 from benchmarks.long_tail import (
     FULL,
@@ -27,15 +28,18 @@ from benchmarks.long_tail import (
     measure,
     workload_of,
 )
-from benchmarks.long_tail_parts.calibrate import calibrate, install_s
-from benchmarks.long_tail_parts.engine import endless_policy, pool_settings
+from benchmarks.long_tail_parts.engine import PROMPT_TOKENS, endless_policy, pool_settings
+from benchmarks.long_tail_parts.installs import install_s
 from benchmarks.report import report
 from protocol.settings import RunSettings
 from rollout_service.engines.pool import EnginePool
 from rollout_service.engines.vllm_engine import VllmEngine
 from rollout_service.scheduler.decisions import RoundLimits
-from rollout_service.tuning.calibration import Calibration
+from rollout_service.tuning.calibrate import MEASURE_S
+from rollout_service.tuning.calibrate import measure as measure_engine
+from rollout_service.tuning.calibration import Calibration, fit
 from rollout_service.tuning.closed_forms import ceiling_tokens_per_s
+from rollout_service.tuning.engine_model import EngineModel
 from rollout_service.tuning.forecast import LengthForecast
 from rollout_service.tuning.simulation import Simulation, TrainerModel
 from rollout_service.tuning.workload import PromptLengths, Workload
@@ -45,11 +49,11 @@ MAX_LAG = 8
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the simulator says of the rounds that were measured. `num_resumes`: of samples, for each round."""
+    """What the simulator says of the rounds that were measured."""
 
     tokens_per_s: float
     off_policy: float
-    num_resumes: float
+    steps: float
 
 
 class _Named:
@@ -61,11 +65,20 @@ class _Named:
     def prompt(self, index: int, num_samples: int) -> PromptLengths:
         """Prompt number `index`."""
         prompt = self._workload.prompt(index, num_samples)
-        return PromptLengths(prompt.lengths, 24, "benchmark", f"p:{index % self._num_prompts}")
+        return PromptLengths(prompt.lengths, PROMPT_TOKENS, "benchmark", f"p:{index % self._num_prompts}")
 
 
-def predict(policy: Policy, calibration: Calibration, installs_s: float, workload: Workload, shape: Shape) -> Predicted:
-    """Simulate the turns of one policy: turn t trains batch t + 1 and ends when batch t + 2 is offered."""
+def predict(policy: Policy, engine: EngineModel, installs_s: float, workload: _Named, shape: Shape) -> Predicted:
+    """Simulate the turns of one policy."""
+    timed = _simulated(policy, engine, installs_s, workload, shape)
+    stepped = _simulated(policy, EngineModel(engine.slots, 1.0, 0.0, 0.0, 0.0), 0.0, workload, shape)
+    counted = timed.batches[shape.warm_up + 1 : shape.warm_up + shape.rounds + 1]
+    tokens = sum(sum(batch.lengths) for batch in counted)
+    lagging = sum(count for batch in counted for lag, count in batch.tokens_by_lag.items() if lag > 0)
+    return Predicted(tokens / _seconds(timed, shape), lagging / tokens, _seconds(stepped, shape) / shape.rounds)
+
+
+def _simulated(policy: Policy, engine: EngineModel, installs_s: float, workload: _Named, shape: Shape) -> Simulation:
     limits = RoundLimits(
         shape.batch_groups,
         shape.group_samples,
@@ -75,23 +88,24 @@ def predict(policy: Policy, calibration: Calibration, installs_s: float, workloa
         admission=policy.admission,
         order=policy.order,
     )
-    named = _Named(workload, shape.num_prompts)
-    forecast = LengthForecast(shape.group_samples)
-    world = Simulation(limits, calibration.engine, TrainerModel(install_s=installs_s), named, forecast)
+    world = Simulation(
+        limits, engine, TrainerModel(install_s=installs_s), workload, LengthForecast(shape.group_samples)
+    )
     world.run(shape.warm_up + shape.rounds + 1)
-    first, last = world.batches[shape.warm_up], world.batches[shape.warm_up + shape.rounds]
-    counted = world.batches[shape.warm_up + 1 : shape.warm_up + shape.rounds + 1]
-    tokens = sum(sum(batch.lengths) for batch in counted)
-    lagging = sum(count for batch in counted for lag, count in batch.tokens_by_lag.items() if lag > 0)
-    resumes = sum(round_.num_resumes for round_ in world.rounds[shape.warm_up + 1 :]) / max(1, shape.rounds)
-    return Predicted(tokens / (last.trained_s - first.trained_s), lagging / tokens, resumes)
+    return world
+
+
+def _seconds(world: Simulation, shape: Shape) -> float:
+    """Of the turns that count: turn t trains batch t + 1 and ends when batch t + 2 is offered."""
+    return world.batches[shape.warm_up + shape.rounds].trained_s - world.batches[shape.warm_up].trained_s
 
 
 async def _calibrated(base: RunSettings, model: Path, folder: Path) -> tuple[Calibration, float]:
     pool = EnginePool([VllmEngine(base, "engine-0")])
     await pool.start()
     try:
-        return await calibrate(pool, LONGEST), await install_s(pool, model, folder)
+        stretches = await measure_engine(pool, base, 0, MEASURE_S, lambda _: None)
+        return fit(stretches, pool.slots, 0), await install_s(pool, model, folder)
     finally:
         await pool.close()
 
@@ -100,71 +114,39 @@ async def _both(
     base: RunSettings, model: Path, folder: Path, workload: Workload, shape: Shape
 ) -> tuple[Calibration, float, Measured]:
     calibration, installs_s = await _calibrated(base, model, folder)
-    resume_s = await _resume_s(base, workload, shape, calibration, installs_s)
-    calibration = replace(calibration, engine=replace(calibration.engine, resume_s=resume_s))
     return calibration, installs_s, await measure(POLICIES, base, workload, shape)
-
-
-async def _resume_s(
-    base: RunSettings, workload: Workload, shape: Shape, calibration: Calibration, installs_s: float
-) -> float:
-    """Seconds that a resumed sample costs beyond its prefill: what rounds at ratio 2 take longer than simulated.
-
-    The simulated time is that of the machine's speed in these rounds, by the engine fed endlessly beside them.
-    """
-    trial = Policy("resumes", 2.0)
-    aside = base.model_copy(update={"run": base.run.model_copy(update={"dir": base.run_dir / "trial"})})
-    measured = await measure((trial,), aside, workload, shape)
-    turns = measured.turns[trial.name]
-    predicted = predict(trial, calibration, installs_s, workload, shape)
-    rate = predicted.tokens_per_s / _drift(calibration, measured, workload)
-    late_s = sum(turn.seconds for turn in turns) - sum(turn.num_tokens for turn in turns) / rate
-    return max(0.0, late_s / len(turns) / max(1.0, predicted.num_resumes))
 
 
 def rows_of(
     calibration: Calibration, installs_s: float, measured: Measured, workload: Workload
 ) -> list[dict[str, object]]:
-    """Prediction and measurement side by side."""
+    """Prediction and measurement side by side, and the engine alone: what is off there is the machine's drift."""
     rows: list[dict[str, object]] = []
-    drift = _drift(calibration, measured, workload)
+    shape, engine = measured.shape, calibration.engine
+    named = _Named(workload, shape.num_prompts)
+    prompts = [named.prompt(index, shape.group_samples) for index in range(shape.num_prompts)]
+    ceiling = ceiling_tokens_per_s(engine, prompts)
     for policy in measured.policies:
         turns = measured.turns[policy.name]
-        tokens = sum(turn.num_tokens for turn in turns)
-        rate = tokens / sum(turn.seconds for turn in turns)
-        off_policy = sum(turn.num_lagging for turn in turns) / tokens
-        predicted = predict(policy, calibration, installs_s, workload, measured.shape)
+        predicted = predict(policy, engine, installs_s, named, shape)
         rows.append(
             {
                 "policy": policy.name,
-                "tokens/s": rate,
+                "tokens/s": measured.rate(policy.name),
                 "predicted": predicted.tokens_per_s,
-                "off by": predicted.tokens_per_s / rate - 1,
-                "without drift": predicted.tokens_per_s / rate / drift - 1,
-                "off-policy": off_policy,
-                "its prediction": predicted.off_policy,
+                "off by": predicted.tokens_per_s / measured.rate(policy.name) - 1,
+                "without drift": predicted.tokens_per_s / ceiling / measured.of_ceiling(policy.name) - 1,
+                "of (d)": measured.of_ceiling(policy.name),
+                "steps/round": sum(t.work.steps for t in turns) / len(turns),
+                "its prediction": predicted.steps,
+                "off-policy": sum(t.num_lagging for t in turns) / sum(t.num_tokens for t in turns),
+                "and its prediction": predicted.off_policy,
             }
         )
-    rows.append(_ceiling_row(calibration, measured, workload))
-    return rows
-
-
-def _ceiling(calibration: Calibration, measured: Measured, workload: Workload) -> float:
-    """Tokens/s of the engine alone, fed endlessly, as calibrated."""
-    prompts = [workload.prompt(index, measured.shape.group_samples) for index in range(measured.shape.num_prompts)]
-    return ceiling_tokens_per_s(calibration.engine, prompts)
-
-
-def _drift(calibration: Calibration, measured: Measured, workload: Workload) -> float:
-    """How much faster the engine alone was when it was calibrated than beside these rounds."""
-    return _ceiling(calibration, measured, workload) / float(np.median(measured.ceiling))
-
-
-def _ceiling_row(calibration: Calibration, measured: Measured, workload: Workload) -> dict[str, object]:
-    """The engine without any service: what is off here is the calibration's fault, or the machine's."""
-    rate, predicted = float(np.median(measured.ceiling)), _ceiling(calibration, measured, workload)
-    row: dict[str, object] = {"policy": "(d) endless", "tokens/s": rate, "predicted": predicted}
-    return row | {"off by": predicted / rate - 1, "without drift": "", "off-policy": "", "its prediction": ""}
+    alone: dict[str, object] = dict.fromkeys(rows[0], "")
+    alone |= {"policy": "(d) endless", "tokens/s": measured.ceiling, "predicted": ceiling}
+    alone |= {"off by": ceiling / measured.ceiling - 1, "of (d)": 1.0}
+    return [*rows, alone]
 
 
 @click.command()
@@ -184,8 +166,7 @@ def main(json_file: Path | None, lengths_csv: Path | None, quick: bool) -> None:
     click.echo(
         f"calibration: step {engine.step_base_s * 1e3:.2f} ms + {engine.step_per_sequence_s * 1e6:.0f} us a sequence + "
         f"{engine.step_per_context_token_s * 1e9:.1f} ns a context token, prefill "
-        f"{engine.prefill_per_token_s * 1e6:.1f} us a token, install {installs_s:.2f} s, a resume "
-        f"{engine.resume_s * 1e3:.1f} ms, R2 {calibration.r_squared:.3f}"
+        f"{engine.prefill_per_token_s * 1e6:.1f} us a token, install {installs_s:.2f} s, R2 {calibration.r_squared:.3f}"
     )
     report("Simulator against engine", rows_of(calibration, installs_s, measured, workload), json_file)
 

@@ -2,7 +2,9 @@
 
 One vLLM engine with the demo's model, one service for each policy, lookahead 0, a trainer that takes no time. The
 policies take turns of one round each, so that whatever else the machine does meets all of them alike, and all of them
-meet the same prompts with the same lengths.
+meet the same prompts with the same lengths. A shared machine's speed changes within seconds, so the engine alone is
+measured before and after every turn: shares compare a policy's tokens with what the engine alone would have made of the
+same seconds.
 
     (a) ratio 1, in order            a synchronous step: nothing is ever parked
     (b) ratios 1.25 to 3, `fixed`    APRIL
@@ -15,6 +17,7 @@ import csv
 import itertools
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +28,7 @@ import numpy as np
 from benchmarks.long_tail_parts.contender import Contender, Turn, contending
 from benchmarks.long_tail_parts.engine import ForcedPool, endless_policy, pool_settings, prompt_tokens
 from benchmarks.report import report
+from protocol.heap import freeze_heap
 from protocol.settings import RunSettings
 from protocol.settings.rollout import Admission, RoundOrder
 from rollout_service.engines.interface import GenerationRequest, SamplingParameters
@@ -37,7 +41,7 @@ MEDIAN, BETWEEN, WITHIN = 40.0, 0.7, 0.7  # p99/p50 = exp(2.33 sqrt(0.7Â² + 0.7Â
 TAIL_WANTED = 5.0  # p99/p50
 AZURE_SCALE = 4  # lengths of the trace are divided by it, to fit the model's context
 NUM_THREADS = 1  # of the engine: beside it the service needs a core, as it has where engines run on GPUs
-CEILING_S = 4.0  # of each turn of the ceiling
+CEILING_S, MIXING_S = 2.0, 1.0  # of each turn of the ceiling, and before it, until its lengths are mixed
 ENDLESS_GROUPS = 1_000_000  # numbers of the ceiling's requests, beyond those of any policy
 
 
@@ -109,9 +113,8 @@ def settings_of(policy: Policy, base: RunSettings, shape: Shape) -> RunSettings:
     return RunSettings.model_validate(changed)
 
 
-async def ceiling(pool: ForcedPool, group_samples: int, start: int, seconds: float) -> tuple[float, int]:
-    """Tokens/s of the engine with a request for every slot all the time, and the next unused request number."""
-    numbers = itertools.count(start)
+async def ceiling(pool: ForcedPool, group_samples: int, numbers: Iterator[int]) -> float:
+    """Tokens/s of the engine with a request for every slot all the time; `numbers` are unused ones for requests."""
     stop = asyncio.Event()
 
     async def one(number: int) -> None:
@@ -127,25 +130,40 @@ async def ceiling(pool: ForcedPool, group_samples: int, start: int, seconds: flo
             await one(next(numbers))
 
     slots = [asyncio.create_task(slot()) for _ in range(pool.slots)]
-    await asyncio.sleep(seconds / 4)  # all prompts are prefilled by then, and lengths are mixed
+    await asyncio.sleep(MIXING_S)
     pool.look()
     began_s = time.perf_counter()
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(CEILING_S)
     tokens = pool.look().tokens
     rate = tokens / (time.perf_counter() - began_s)
     stop.set()
     await asyncio.gather(*slots)
-    return rate, next(numbers)
+    return rate
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All turns of all policies, in their order, and the ceiling's rates."""
+    """All turns of all policies, in their order; `beside`: tokens/s of the engine alone around each of them."""
 
     policies: tuple[Policy, ...]
     turns: dict[str, list[Turn]]
-    ceiling: list[float]
+    beside: dict[str, list[float]]
     shape: Shape
+
+    def rate(self, name: str) -> float:
+        """Trained tokens/s of a policy."""
+        return sum(turn.num_tokens for turn in self.turns[name]) / sum(turn.seconds for turn in self.turns[name])
+
+    def of_ceiling(self, name: str) -> float:
+        """Trained tokens of a policy over those that the engine alone would have made in its turns."""
+        turns, beside = self.turns[name], self.beside[name]
+        possible = sum(turn.seconds * rate for turn, rate in zip(turns, beside, strict=True))
+        return sum(turn.num_tokens for turn in turns) / possible
+
+    @property
+    def ceiling(self) -> float:
+        """Tokens/s of the engine alone, the median."""
+        return float(np.median([rate for rates in self.beside.values() for rate in rates]))
 
 
 async def measure(policies: tuple[Policy, ...], base: RunSettings, workload: Workload, shape: Shape) -> Measured:
@@ -154,9 +172,10 @@ async def measure(policies: tuple[Policy, ...], base: RunSettings, workload: Wor
     model = Path(base.model.path)
     pool = ForcedPool([VllmEngine(base, "engine-0")], workload, shape.group_samples)
     await pool.start()
+    freeze_heap()  # as the service does
     turns: dict[str, list[Turn]] = {policy.name: [] for policy in policies}
-    rates: list[float] = []
-    unused = 0
+    alone: list[float] = []  # one before every turn that counts, and one after the last
+    numbers = itertools.count()
     try:
         async with AsyncExitStack() as stack:
             contenders: dict[str, Contender] = {}
@@ -165,24 +184,22 @@ async def measure(policies: tuple[Policy, ...], base: RunSettings, workload: Wor
                 contenders[policy.name] = await stack.enter_async_context(context)
             for number in range(shape.warm_up + shape.rounds):
                 for name, contender in contenders.items():
+                    if number >= shape.warm_up:
+                        alone.append(await ceiling(pool, shape.group_samples, numbers))
                     turn = await contender.turn()
                     if number >= shape.warm_up:
                         turns[name].append(turn)
-                if number >= shape.warm_up:
-                    rate, unused = await ceiling(pool, shape.group_samples, unused, CEILING_S)
-                    rates.append(rate)
+            alone.append(await ceiling(pool, shape.group_samples, numbers))
     finally:
         await pool.close()
-    return Measured(policies, turns, rates, shape)
+    around = [(before + after) / 2 for before, after in itertools.pairwise(alone)]
+    beside = {policy.name: around[index :: len(policies)] for index, policy in enumerate(policies)}
+    return Measured(policies, turns, beside, shape)
 
 
 def rows_of(measured: Measured) -> list[dict[str, object]]:
     """The table."""
-    ceiling_rate = float(np.median(measured.ceiling))
-    first = measured.policies[0].name
-    rates = {
-        name: sum(t.num_tokens for t in turns) / sum(t.seconds for t in turns) for name, turns in measured.turns.items()
-    }
+    synchronous = measured.of_ceiling(measured.policies[0].name)
     rows: list[dict[str, object]] = []
     for name, turns in measured.turns.items():
         tokens = sum(t.num_tokens for t in turns)
@@ -191,9 +208,9 @@ def rows_of(measured: Measured) -> list[dict[str, object]]:
         rows.append(
             {
                 "policy": name,
-                "tokens/s": rates[name],
-                "of (a)": rates[name] / rates[first],
-                "of (d)": rates[name] / ceiling_rate,
+                "tokens/s": measured.rate(name),
+                "of (a)": measured.of_ceiling(name) / synchronous,
+                "of (d)": measured.of_ceiling(name),
                 "older version": sum(t.num_lagging for t in turns) / tokens,
                 "resumed": sum(t.num_resumed_tokens for t in turns) / tokens,
                 "mixed samples": sum(t.num_mixed for t in turns) / sum(t.num_samples for t in turns),
@@ -206,7 +223,7 @@ def rows_of(measured: Measured) -> list[dict[str, object]]:
             }
         )
     last: dict[str, object] = dict.fromkeys(rows[0], "")
-    last |= {"policy": "(d) endless", "tokens/s": ceiling_rate, "of (a)": ceiling_rate / rates[first], "of (d)": 1.0}
+    last |= {"policy": "(d) endless", "tokens/s": measured.ceiling, "of (a)": 1 / synchronous, "of (d)": 1.0}
     rows.append(last)
     return rows
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from buffer.embedded import EmbeddedRedis
 from protocol.errors import SettingsError
+from protocol.heap import freeze_heap
 from protocol.settings import RunSettings
 from rollout_service.app.build import build_app
 from rollout_service.app.host import Host
@@ -128,6 +129,7 @@ async def _work(host: Host, tracing: "Tracing | None") -> None:
         if tracing is not None:
             parts.sample_parts.trace.add_sink(ServiceSpans(tracing, host.settings.tracing.sample_share).put)
         host.started(parts)
+        freeze_heap()
         board = host.running.board
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -5,6 +5,7 @@ import logging
 import torch
 
 from protocol.errors import SettingsError
+from protocol.heap import freeze_heap
 from protocol.settings import RunSettings, settings_without_effect
 from protocol.tracing import check_tracing
 from trainer.client import ServiceClient
@@ -48,6 +49,7 @@ def train(settings: RunSettings) -> TrainingSummary:
     needs_reference = make_objective(settings).needs_reference
     reference = make_reference(settings, engine, device, ranks.sequence) if needs_reference else None
     updater = Updater(settings, engine, reference, ranks, critic)
+    freeze_heap()
     with stop_requests() as stop:
         client = ServiceClient(settings, stop) if ranks.is_main else None
         try:

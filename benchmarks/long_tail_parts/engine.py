@@ -5,6 +5,7 @@ request is what its length leaves. Everything else (scheduling, sampling, log-pr
 """
 
 import json
+import random
 import shutil
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -23,7 +24,7 @@ from rollout_service.engines.replica import Replica
 from rollout_service.tuning.workload import Workload
 
 PROMPT_TOKENS = 24
-FIRST_BYTE, NUM_BYTES = 97, 26  # prompts are letters
+LETTERS = range(97, 123)  # token ids of the demo's bytes
 
 
 def endless_policy(folder: Path) -> Path:
@@ -38,8 +39,8 @@ def endless_policy(folder: Path) -> Path:
 
 
 def prompt_tokens(number: int) -> tuple[int, ...]:
-    """Token ids of prompt `number`, all of one length and no two with a common beginning of any size."""
-    return tuple(FIRST_BYTE + (number * 7919 + i * i * 31 + i * number) % NUM_BYTES for i in range(PROMPT_TOKENS))
+    """Token ids of prompt `number`, all of one length and all different, so that no prefix cache helps."""
+    return tuple(random.Random(number).choices(LETTERS, k=PROMPT_TOKENS))
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class EngineWork:
     idle_slot_s: float = 0.0
     tokens: int = 0
     reprefilled: int = 0
-    num_resumes: int = 0
+    steps: int = 0
 
 
 class ForcedPool(EnginePool):
@@ -62,6 +63,7 @@ class ForcedPool(EnginePool):
         self._active = 0
         self._since_s = time.perf_counter()
         self._work = EngineWork()
+        self._in_step: set[str] = set()
 
     def length(self, sample_id: str) -> int:
         """Response tokens of a sample: those of the prompt that was admitted as its group was."""
@@ -73,7 +75,15 @@ class ForcedPool(EnginePool):
         """What the engine did since the last look."""
         self._count(0)
         work, self._work = self._work, EngineWork()
+        self._in_step.clear()
         return work
+
+    def _count_step(self, request_id: str, num_tokens: int) -> None:
+        """A request that gets a token again tells that a step began: outputs come in the order of the steps."""
+        if request_id in self._in_step or not self._in_step:
+            self._work.steps += num_tokens
+            self._in_step.clear()
+        self._in_step.add(request_id)
 
     def _count(self, change: int) -> None:
         now_s = time.perf_counter()
@@ -90,13 +100,14 @@ class ForcedPool(EnginePool):
             return
         if request.num_prefix_tokens:
             self._work.reprefilled += len(request.prompt_token_ids)
-            self._work.num_resumes += 1
         forced = replace(request, sampling=replace(request.sampling, max_tokens=left))
         self._count(1)
         try:
             async with aclosing(super().generate(forced)) as chunks:
                 async for chunk in chunks:
                     self._work.tokens += len(chunk.tokens)
+                    if len(chunk.tokens):
+                        self._count_step(request.request_id, len(chunk.tokens))
                     yield chunk
         finally:
             self._count(-1)

@@ -20,16 +20,11 @@ CALIBRATION_VERSION = 1
 LONGEST_S = 1e6  # for one step or token: eleven days, so that no sum of times overflows
 MAX_COUNT = 1 << 40  # slots and tokens
 COUNTS = frozenset({"slots", "kv_tokens"})
-OPTIONAL = frozenset({"resume_s"})  # what a file of an older release lacks
 
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """Seconds by counts. `slots`: sequences decoded at once; `kv_tokens`: what the KV cache holds, 0 is no bound.
-
-    `resume_s`: for which the engine stands still for each sample that was parked and goes on, its prefill not counted:
-    parking it, leasing it and handing it in again.
-    """
+    """Seconds by counts. `slots`: sequences decoded at once; `kv_tokens`: what the KV cache holds, 0 is no bound."""
 
     slots: int
     step_base_s: float = 0.005
@@ -37,7 +32,6 @@ class EngineModel:
     step_per_context_token_s: float = 0.0
     prefill_per_token_s: float = 0.00002
     kv_tokens: int = 0
-    resume_s: float = 0.0
 
     @property
     def decodes_in_no_time(self) -> bool:
@@ -92,7 +86,7 @@ def engine_of_json(data: Mapping[str, Any], where: str) -> EngineModel:
     names = {field.name for field in fields(EngineModel)}
     values: dict[str, Any] = {str(name): value for name, value in numbers.items()}  # pyright: ignore[reportUnknownVariableType]  JSON
     wrong = sorted(n for n, v in values.items() if n not in names or not _fits(n, v))
-    if wrong or names - OPTIONAL - set(values):
+    if wrong or names - set(values):
         raise DataError(
             f"{where} has no use as an engine's numbers ({', '.join(wrong) or 'some are missing'}): write it anew"
         )

@@ -223,7 +223,6 @@ class Simulation:
         if sample.num_tokens:
             self._round.reprefilled_tokens += prefilled
             self._round.num_resumes += 1
-            self._prefill_s += self.engine.resume_s
         self._enter(sample, prefilled)
 
     def _enter(self, sample: SimulatedSample, context: int) -> None:

@@ -129,12 +129,3 @@ def test_the_controller_answers_lengths_that_double_half_way_and_does_not_oscill
     assert [t.direction for t in changes] == [Direction.DOWN] * len(changes)
     assert max(t.ratio for t in log[-30:]) / min(t.ratio for t in log[-30:]) < 1.05
     assert not [t for t in log[half // 2 : half] if t.direction is not Direction.STAY]
-
-
-def test_a_resumed_sample_costs_what_it_is_said_to():
-    free, dear = (world(ratio=2.0, engine=replace(ENGINE, resume_s=cost), forecast=False) for cost in (0.0, 0.01))
-    for simulated in (free, dear):
-        simulated.run(12)
-    resumes = sum(round_.num_resumes for round_ in dear.rounds)
-    assert resumes > 0
-    assert dear.now_s - free.now_s == pytest.approx(0.01 * resumes, rel=0.05)
