@@ -33,6 +33,7 @@ GROUPS, GROUP_SAMPLES = 32, 8
 SCRAPE_S = 15.0  # Prometheus' own default here
 START_S = 120.0
 STREAM_S = 10.0  # for which events are counted
+PARK_S = 2.0  # after a pause: everything is parked within milliseconds
 WARM_UP_TURNS = 2  # the first rounds load code and fill the buffer
 OFF = ("--service.metrics=false", "--service.watch=false")
 VARIANTS: Mapping[str, tuple[str, ...]] = {"all on": (), "metrics and watch off": OFF}
@@ -183,8 +184,8 @@ def cost_rows(services: Sequence[Watched]) -> list[dict[str, object]]:
     ]
 
 
-async def scrape_row(service: Watched, repeats: int = 20) -> dict[str, object]:
-    """Time and size of `/metrics` now."""
+async def scrape_row(service: Watched, generation: str, repeats: int = 20) -> dict[str, object]:
+    """Time and size of `/metrics` now: a scrape waits its turn among the tokens that stream in meanwhile."""
     took_s: list[float] = []
     text = ""
     for _ in range(repeats):
@@ -194,6 +195,7 @@ async def scrape_row(service: Watched, repeats: int = 20) -> dict[str, object]:
     series = sum(not line.startswith("#") for line in text.splitlines())
     return {
         "rounds": service.step,
+        "generation": generation,
         "median ms": statistics.median(took_s) * 1e3,
         "worst ms": max(took_s) * 1e3,
         "kB": len(text) / 1e3,
@@ -279,11 +281,24 @@ async def measure(turns: int, num_streams: int, folder: Path) -> dict[str, list[
             await service.open()
         await take_turns(services, WARM_UP_TURNS, keep=False)
         on = services[0]
-        scrapes = [await scrape_row(on)]
+        scrapes = [await scrape_row(on, "runs")]
         async with _watching(on):
             await take_turns(services, turns)
-        scrapes.append(await scrape_row(on))
+        scrapes.append(await scrape_row(on, "runs"))
+        async with _paused(on):
+            scrapes.append(await scrape_row(on, "is paused"))
         return {"cost": cost_rows(services), "scrape": scrapes, "streams": await stream_rows(on, num_streams)}
+
+
+@asynccontextmanager
+async def _paused(service: Watched) -> AsyncGenerator[None]:
+    """Nothing is generated."""
+    (await service.client.post("/v1/pause")).raise_for_status()
+    await asyncio.sleep(PARK_S)
+    try:
+        yield
+    finally:
+        (await service.client.post("/v1/resume")).raise_for_status()
 
 
 @asynccontextmanager

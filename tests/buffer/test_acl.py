@@ -1,5 +1,6 @@
 """The contract, as the user of `deploy/redis/users.acl`: each right is needed, and they are enough."""
 
+import contextlib
 import hashlib
 import re
 import shutil
@@ -99,12 +100,11 @@ def test_the_shipped_configuration_starts_and_lets_nobody_in_without_a_password(
         with redis.Redis(unix_socket_path=f"{tmp_path}/redis.sock") as client:
             refused = None
             while refused is None and server.poll() is None:
-                try:
-                    client.execute_command("PING")
-                except redis.AuthenticationError as error:
-                    refused = error
-                except redis.ConnectionError:
-                    pass  # not listening yet
+                with contextlib.suppress(redis.ConnectionError):  # until it listens
+                    try:
+                        client.execute_command("PING")
+                    except redis.AuthenticationError as error:
+                        refused = error
         assert refused is not None
         with (
             redis.Redis(unix_socket_path=f"{tmp_path}/redis.sock", username="april", password="") as client,

@@ -1,5 +1,6 @@
 """One master, one replica and three Sentinels: the master is killed, the buffer follows to the replica."""
 
+import contextlib
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -67,11 +68,9 @@ class Group:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(redis.RedisError):  # until it has started
             if condition():
                 return
-        except redis.RedisError:
-            pass  # not started yet
         time.sleep(0.02)
     raise AssertionError("not reached")
 

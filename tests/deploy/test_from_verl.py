@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.cli import main
-from deploy.from_verl import convert, run_toml
+from deploy.from_verl import convert
 from deploy.toml import toml_text
 from deploy.verl.outcome import Status
 from deploy.verl.overrides import find_overrides, parse_value
@@ -17,103 +17,7 @@ from deploy.verl.shell import read_script
 from deploy.verl.translate import Row
 from protocol.errors import DataError
 from protocol.settings import iter_fields, load_settings
-
-COMMAND = "python3 -m verl.trainer.main_ppo "
-GRPO = r"""
-set -x
-# a comment with key.like=this
-python3 -m verl.trainer.main_ppo \
-  algorithm.adv_estimator=grpo \
-  data.train_files=$HOME/data/gsm8k/train.parquet \
-  data.val_files=$HOME/data/gsm8k/test.parquet \
-  data.train_batch_size=1024 \
-  data.truncation='error' \
-  actor_rollout_ref.model.path=Qwen/Qwen3-8B \
-  actor_rollout_ref.actor.optim.lr=1e-6 \
-  actor_rollout_ref.model.use_remove_padding=True \
-  actor_rollout_ref.actor.ppo_mini_batch_size=256 \
-  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 \
-  actor_rollout_ref.actor.use_kl_loss=True \
-  actor_rollout_ref.actor.kl_loss_type=low_var_kl \
-  actor_rollout_ref.actor.fsdp_config.param_offload=False \
-  actor_rollout_ref.rollout.name=vllm \
-  actor_rollout_ref.rollout.n=5 \
-  actor_rollout_ref.ref.fsdp_config.param_offload=True \
-  trainer.logger='["console","wandb"]' \
-  trainer.n_gpus_per_node=8 \
-  trainer.test_freq=-1 \
-  trainer.total_epochs=15 $@
-"""
-DAPO = r"""
-#!/usr/bin/env bash
-set -xeuo pipefail
-exp_name='DAPO-32B'
-max_prompt_length=$((1024 * 2))
-max_response_length=$((1024 * 20))
-overlong_buffer_len=$((1024 * 4))
-train_prompt_bsz=512
-gen_prompt_bsz=$((train_prompt_bsz * 3))
-NNODES=${NNODES:-16}
-RAY_DATA_HOME=${RAY_DATA_HOME:-"${HOME}/verl"}
-MODEL_PATH=${MODEL_PATH:-"${RAY_DATA_HOME}/models/Qwen2.5-32B"}
-use_dynamic_bsz=True
-ray job submit --no-wait --runtime-env="${RUNTIME_ENV}" \
-    -- python3 -m recipe.dapo.main_dapo \
-    algorithm.adv_estimator=grpo \
-    data.gen_batch_size=${gen_prompt_bsz} \
-    data.train_batch_size=${train_prompt_bsz} \
-    data.max_prompt_length=${max_prompt_length} \
-    data.max_response_length=${max_response_length} \
-    actor_rollout_ref.model.path="${MODEL_PATH}" \
-    actor_rollout_ref.rollout.n=16 \
-    actor_rollout_ref.actor.clip_ratio_low=0.2 \
-    actor_rollout_ref.actor.clip_ratio_high=0.28 \
-    actor_rollout_ref.actor.clip_ratio_c=10.0 \
-    actor_rollout_ref.actor.use_dynamic_bsz=${use_dynamic_bsz} \
-    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((max_prompt_length + max_response_length)) \
-    actor_rollout_ref.actor.ppo_mini_batch_size=32 \
-    actor_rollout_ref.actor.fsdp_config.param_offload=True \
-    algorithm.filter_groups.enable=True \
-    algorithm.rollout_correction.rollout_is=sequence \
-    algorithm.rollout_correction.rollout_is_threshold=2.0 \
-    algorithm.rollout_correction.rollout_is_batch_normalize=true \
-    algorithm.rollout_correction.rollout_rs="seq_mean_k1" \
-    algorithm.rollout_correction.rollout_rs_threshold="0.99_1.02" \
-    actor_rollout_ref.rollout.top_p=1.0 \
-    actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \
-    actor_rollout_ref.rollout.val_kwargs.do_sample=True \
-    reward_model.reward_manager=dapo \
-    +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True \
-    +reward_model.reward_kwargs.overlong_buffer_cfg.len=${overlong_buffer_len} \
-    +reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0 \
-    trainer.experiment_name="${exp_name}" \
-    trainer.nnodes="${NNODES}" 2>&1 | tee log.txt
-"""
-PPO = r"""
-train_files="['$HOME/data/gsm8k/train.parquet', '$HOME/data/math/train.parquet']"
-python3 -m verl.trainer.main_ppo data.train_files="$train_files" data.train_batch_size=512 \
-    algorithm.adv_estimator=gae algorithm.lam=0.95 actor_rollout_ref.model.path=/models/a \
-    actor_rollout_ref.rollout.n=1 \
-    actor_rollout_ref.actor.clip_ratio=0.1 \
-    critic.optim.lr=1e-5 critic.cliprange_value=0.4 critic.model.enable_gradient_checkpointing=True \
-    trainer.critic_warmup=3 trainer.save_freq=-1
-"""
-
-
-@pytest.fixture
-def translated(tmp_path: Path, monkeypatch):
-    """Rows by verl's key, and the settings that the written file loads as."""
-    monkeypatch.setenv("HOME", "/home/me")
-
-    def make(script: str):
-        path = tmp_path / "run.sh"
-        path.write_text(script)
-        translation = convert(path)
-        toml = tmp_path / "RUN.toml"
-        toml.write_text(run_toml(translation, path))
-        return {row.key: row for row in translation.rows if row.key}, load_settings(toml)
-
-    return make
+from tests.deploy.verl_scripts import COMMAND, DAPO, GRPO, PPO
 
 
 def words(script: str, **environment: str) -> dict[str, object]:
@@ -346,81 +250,3 @@ def test_dry_run_output_loads_as_the_same_settings(tmp_path: Path):
     second = tmp_path / "again.toml"
     second.write_text(output)
     assert load_settings(second) == load_settings(first)
-
-
-def notes(tmp_path: Path, script: str) -> dict[int, tuple[str, str]]:
-    """Text and reason of what is not carried, by line."""
-    path = tmp_path / "run.sh"
-    path.write_text(script)
-    rows = [row for row in convert(path).rows if row.key.startswith("line ")]
-    assert all(row.status is Status.NOT_CARRIED and row.reason and not row.settings for row in rows)
-    return {int(row.key.removeprefix("line ")): (row.value, row.reason) for row in rows}
-
-
-MAIN = f"{COMMAND}data.train_batch_size=64 algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
-
-
-@pytest.mark.parametrize(
-    ("script", "line", "text", "reason"),
-    [
-        (f'if [ "$X" = 1 ]; then B=64; else B=128; fi\n{MAIN}', 1, "if [ $X = 1 ]", "branches are not followed"),
-        (f"case $X in\n a) B=1;;\nesac\n{MAIN}", 1, "case $X in", "branches are not followed"),
-        (f"\nfor n in 4 8; do\n{MAIN} trainer.nnodes=$n\ndone", 2, "for n in 4 8", "loops are not followed"),
-        (f"while true; do {MAIN}; done", 1, "while true", "loops are not followed"),
-        (f"run() {{\n{MAIN}\n}}\nrun", 1, "run() {", "the body of run counts once"),
-        (f"function run {{\n{MAIN}\n}}\nrun", 1, "function run {", "counts once, where it stands"),
-        (f'[ -n "$X" ] && B=64\n{MAIN}', 1, "[ -n $X ]", "what it guards counts"),
-        (f"{MAIN} &&\\\n {COMMAND} data.val_files=b", 2, "data.val_files=b", "stands in another command"),
-        (f"{MAIN}; {COMMAND} data.val_files=b", 1, "data.val_files=b", "stands in another command"),
-        (f"{COMMAND} a.b=1 \\  \n {MAIN}", 1, "a.b=1", "stands in another command"),
-        (f"{MAIN} \\\n a.b=1 \\ \n data.val_files=b", 3, "data.val_files=b", "stands in another command"),
-        (f"bash -c 'python a.b=1 c.d=2'\n{MAIN}", 1, "python a.b=1 c.d=2", "write them as words"),
-        (f"{MAIN} --config-name my_trainer", 1, "--config-name my_trainer", "the values of that file are not read"),
-        (f"{MAIN} model_engine=megatron", 1, "model_engine=megatron", "chooses a part of verl's own configuration"),
-        (f"{MAIN} actor@x.y=mine", 1, "actor@x.y=mine", "chooses a part of verl's own configuration"),
-        (f"cat > c.sh <<E\n python a.b=1\nE\n{MAIN}", 2, "python a.b=1", "a here-document is not read"),
-    ],
-)
-def test_what_is_not_read_as_a_shell_does_is_listed(tmp_path: Path, script: str, line: int, text: str, reason: str):
-    found = notes(tmp_path, script)
-    assert line in found, found
-    assert text in found[line][0]
-    assert reason in found[line][1]
-
-
-def test_a_continuation_that_ends_early_is_named_itself(tmp_path: Path):
-    path = tmp_path / "run.sh"
-    path.write_text(f"{MAIN} \\\n a.b=1 \\ \n data.val_files=b")
-    reasons = {row.key: row.reason for row in convert(path).rows if row.key.startswith("line ")}
-    assert reasons["line 2"].startswith("a blank after the backslash ends the command there")
-
-
-def test_a_script_that_is_read_whole_has_no_notes(tmp_path: Path):
-    for script in (GRPO, DAPO, PPO):
-        assert not notes(tmp_path, script)
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        ("{a", "{ is never closed"),
-        ("[a,b", "[ is never closed"),
-        ("a]", "] closes nothing"),
-        ("[a}", "} closes nothing"),
-        ('"\'a"', "' is never closed"),
-        ("'[\"a]'", '" is never closed'),
-        ("'${data.train_files}'", "looked up in verl's own configuration"),
-    ],
-)
-def test_a_value_that_is_none_is_not_carried(translated, value: str, why: str):
-    rows, settings = translated(f"true\n{MAIN} data.val_files={value}")
-    row = rows["data.val_files"]
-    assert (row.status, row.settings) == (Status.NOT_CARRIED, ())
-    assert row.reason.startswith("line 2: ")
-    assert why in row.reason
-    assert settings.data.val_files == []
-
-
-@pytest.mark.parametrize("value", ["'[a,b]'", 'don"\'"t', "'[\"[\"]'", "'{a: [1]}'", "x"])
-def test_brackets_and_quotes_that_are_in_order_are(value: str):
-    assert find_overrides(read_script(f"{COMMAND} a.b={value}", {}))[0].problem is None

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from tests.support.scenes import POOLING, TOML, VLLM_TOML
 from tests.support.scripted_trainer import FENCED_EXIT
 
 STEPS_AFTERWARDS = 4
+FAULTS_A_LINE = 10  # of progress
 MIN_WIDTH = 110  # of the tables, also in a file
 SUPERVISE_EVERY_S = 0.05
 
@@ -64,9 +66,15 @@ VLLM = Scene(
 
 
 def run_chaos(
-    folder: Path, model: Path, seed: int, seconds: float, num_faults: int | None, scene: Scene = SIMULATED
+    folder: Path,
+    model: Path,
+    seed: int,
+    seconds: float,
+    num_faults: int | None,
+    scene: Scene = SIMULATED,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Faults for `seconds`, or until there were `num_faults`; then rest, and judgement."""
+    """Faults for `seconds`, or until there were `num_faults`; then rest, and judgement. `say` is told how far it is."""
     with open_system(folder, model, scene.toml, scene.overrides) as system:
         nemesis = Nemesis(system, seed, scene.only)
         system.start_service()
@@ -76,7 +84,8 @@ def run_chaos(
         began = time.monotonic()
         try:
             system.until(lambda s: s.trained_step >= 1)
-            _strike(system, nemesis, began + seconds, num_faults, scene.recovery_s)
+            _strike(system, nemesis, began + seconds, num_faults, scene.recovery_s, say)
+            say("no more faults; it must come to rest by itself")
             problems = _come_to_rest(system, nemesis, scene.rest_s)
         finally:
             watcher.end()
@@ -92,12 +101,21 @@ def run_chaos(
         return Report(seed, took_s, nemesis.done, recoveries(records), *usual, verdicts, final, _numbers(records))
 
 
-def _strike(system: System, nemesis: Nemesis, until_s: float, num_faults: int | None, recovery_s: float) -> None:
+def _strike(
+    system: System,
+    nemesis: Nemesis,
+    until_s: float,
+    num_faults: int | None,
+    recovery_s: float,
+    say: Callable[[str], None],
+) -> None:
     while nemesis.num_done < num_faults if num_faults else time.monotonic() < until_s:
         if nemesis.lets_recover():
             _recover(system, nemesis, recovery_s)
         _supervise(system, nemesis, nemesis.pause_s())
         nemesis.strike()
+        if nemesis.num_done % FAULTS_A_LINE == 0:
+            say(f"{nemesis.num_done} faults{f' of {num_faults}' if num_faults else ''}")
 
 
 def _recover(system: System, nemesis: Nemesis, recovery_s: float) -> None:
@@ -196,7 +214,12 @@ def main() -> int:
     console = Console(width=max(MIN_WIDTH, Console().width))
     console.print(f"seed {words.seed}, histories in {folder}", highlight=False)
     make(folder / "model")
-    report = run_chaos(folder, folder / "model", words.seed, words.seconds, words.faults, scene)
+    began_s = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - began_s:5.0f} s: {text}", highlight=False)
+
+    report = run_chaos(folder, folder / "model", words.seed, words.seconds, words.faults, scene, say)
     show(report, console)
     if words.json:
         words.json.write_text(json.dumps(report.plain(), indent=2))
