@@ -108,7 +108,8 @@ class MemoryDelivery:
         for policy in store.policies.values():
             if policy.version > 0 and (policy.trainer_epoch, policy.step) == (trainer_epoch, step):
                 if policy.state is PolicyState.FAILED:
-                    policy.state, policy.path, policy.error = PolicyState.QUEUED, path, None
+                    policy.state, policy.path = PolicyState.QUEUED, path
+                    policy.error = policy.install_s = None
                 return policy.model_copy()
         store.newest_version += 1
         store.newest_step = step

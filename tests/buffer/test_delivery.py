@@ -253,9 +253,15 @@ async def test_policies_are_numbered_and_one_is_active(buffer: Any) -> None:
 async def test_a_failed_version_is_queued_when_it_is_published_again(buffer: Any) -> None:
     epoch = (await buffer.open_trainer(0)).trainer_epoch
     await buffer.publish_policy(1, "/weights/1", epoch)
-    await buffer.set_policy_state(1, PolicyState.FAILED, "replica 0: checksum", None)
+    await buffer.set_policy_state(1, PolicyState.FAILED, "replica 0: checksum", 0.5)
     again = await buffer.publish_policy(1, "/weights/again", epoch)
-    assert (again.version, again.state, again.path, again.error) == (1, PolicyState.QUEUED, "/weights/again", None)
+    assert (again.version, again.state, again.path, again.error, again.install_s) == (
+        1,
+        PolicyState.QUEUED,
+        "/weights/again",
+        None,
+        None,
+    )
     assert (await buffer.snapshot()).newest_version == 1
 
 
