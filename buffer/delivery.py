@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from buffer.checks import check_batch_size
 from buffer.codec import decode_left
+from buffer.epochs import Epochs
 from buffer.interface import BatchLease, OpenedTrainer
 from buffer.keys import sample_id_of
 from buffer.scripts import Arg, Call, Store, new_nonce
@@ -22,6 +23,12 @@ class Delivery:
         check_batch_size(num_groups)
         (offered,) = await self._store.transition("offer", [], [new_nonce(), num_groups])
         return offered == 1
+
+    async def resize_offers(self, num_groups: int) -> int:
+        """See `ContinuationBuffer.resize_offers`."""
+        check_batch_size(num_groups)
+        (offered,) = await self._store.transition("resize_offers", [], [num_groups])
+        return offered
 
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """See `ContinuationBuffer.lease_batch`."""
@@ -64,6 +71,7 @@ class Delivery:
             "open_trainer", durable_step, lambda durable, leased: [nonce, durable_step, durable, leased]
         )
         await self._store.sync()
+        await self._store.link.keep_epochs(Epochs(trainer=reply[0]))
         return OpenedTrainer(reply[0], durable_step, tuple(released))
 
     async def batch_leases(self) -> list[BatchLease]:

@@ -56,6 +56,7 @@ class EmbeddedRedis:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self._process: subprocess.Popen[bytes] | None = None
+        self._keeps = False
         self._address: ServerAddress | None = None
         self._num_launches = 0
         self._login: tuple[int, str] | None = None
@@ -76,7 +77,20 @@ class EmbeddedRedis:
         return self._process is not None
 
     def start(self) -> "EmbeddedRedis":
-        """Start the server of the folder, or attach to the one that runs; returns when it answers."""
+        """Start the server of the folder, or attach to the one that runs; returns when it answers.
+
+        Raises UnavailableError or RedisUnfitError, and nothing that was started here runs.
+        """
+        try:
+            return self._start()
+        except OSError as error:
+            self.stop()
+            raise UnavailableError(
+                f"the embedded redis-server can't work in {self.folder} ({error.strerror}): see its disk, or use "
+                "another folder"
+            ) from error
+
+    def _start(self) -> "EmbeddedRedis":
         self._num_launches = 0
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -96,12 +110,20 @@ class EmbeddedRedis:
         return self
 
     def revive(self) -> bool:
-        """Start the server again, at the same address, if this object started it and it has ended; whether it had."""
-        if self._process is None or self._process.poll() is None:
+        """Start the server again, at the same address, if this object started one and it has ended; whether it had.
+
+        Raises what `start` raises; the next call tries again. One that another process started meanwhile will do.
+        """
+        if not self._keeps or self._runs():
             return False
         self._process, self._address = None, None
         self.start()
         return True
+
+    def _runs(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        return self._address is not None and _pings(self._address.url)
 
     def stop(self) -> None:
         """End the server with SIGTERM and wait for it; one that was only attached to goes on."""
@@ -146,7 +168,7 @@ class EmbeddedRedis:
         with suppress(BrokenPipeError), process.stdin as config:
             config.write("\n".join([*lines, *self._settings(), ""]).encode())
         if _answers(url, process, deadline):
-            self._process, self._address = process, ServerAddress(url, process.pid)
+            self._process, self._address, self._keeps = process, ServerAddress(url, process.pid), True
             _write_private(self.folder / "server.json", json.dumps(asdict(self._address)))
         elif process.poll() is None:
             process.kill()

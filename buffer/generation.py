@@ -4,11 +4,14 @@ Always true: whatever a script needs is in its keys, so what only Redis knows (h
 first; the script checks again what may have moved on meanwhile.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from buffer.admission import Admission
 from buffer.checks import check_distinct, lease_ms
 from buffer.codec import encode_reward, piece_args
+from buffer.epochs import EpochKeeper, Epochs
 from buffer.interface import SampleLease
 from buffer.keys import split_sample_id
 from buffer.scripts import Store, new_nonce
@@ -26,11 +29,14 @@ class Generation:
         self._keys = store.keys
         self._admission = admission
 
-    async def claim_service(self, service_id: str) -> int:
+    async def claim_service(self, service_id: str, identity: Mapping[str, str], keeper: EpochKeeper | None) -> int:
         """Raise the epoch, which fences every older service; then set aside what ran under it."""
         store = self._store
-        (epoch,) = await store.run("claim_service", [], [service_id, new_nonce()])
-        store.link.service_epoch = epoch
+        known = await asyncio.to_thread(keeper.read) if keeper else Epochs()
+        args = [service_id, new_nonce(), known.service, known.trainer, *chain.from_iterable(identity.items())]
+        epoch, trainer_epoch = await store.run("claim_service", [], args)
+        store.link.service_epoch, store.link.epochs = epoch, keeper
+        await store.link.keep_epochs(Epochs(epoch, trainer_epoch))
         running = [i.decode() for i in await store.one("ZRANGE", self._keys.named("running"), 0, -1)]
         for first in range(0, len(running), ORPHANS_A_CALL):
             ids = running[first : first + ORPHANS_A_CALL]

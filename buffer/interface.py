@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from buffer.epochs import EpochKeeper
 from protocol.messages import Ledger, Policy, PolicyState, PoolLedger, SettingsChange
 from protocol.samples import Group, Prompt, Reward, Sample, Segment
 from protocol.states import DropReason, FailReason, FinishReason, GroupState, SampleState
@@ -188,11 +189,16 @@ class ContinuationBuffer(Protocol):
 
     # Owners
 
-    async def claim_service(self, service_id: str) -> int:
+    async def claim_service(
+        self, service_id: str, identity: Mapping[str, str] | None = None, epochs: EpochKeeper | None = None
+    ) -> int:
         """Become the run's service: raise the service epoch, fence every older one, return the new epoch.
 
         RUNNING samples of older epochs become PARKED (QUEUED if they have no token). Every later call of this object
-        carries the epoch.
+        carries the epoch. `identity`: what must not change in a run; the buffer keeps what it has not yet. `epochs`:
+        new epochs begin above those that it knows, and it is told of each before it is returned.
+
+        Raises SettingsError, with nothing changed, if the buffer's run has another identity.
         """
         ...
 
@@ -284,6 +290,13 @@ class ContinuationBuffer(Protocol):
         """
         ...
 
+    async def resize_offers(self, num_groups: int) -> int:
+        """Batches have this many groups from now on: offers that READY groups don't cover then are taken back.
+
+        For a service that starts with another batch size than the one before. Returns the offers that are left.
+        """
+        ...
+
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """Lease the batch of `step`: the same groups for the same step, for ever; None if none is offered.
 
@@ -336,6 +349,10 @@ class ContinuationBuffer(Protocol):
 
     async def open_groups(self) -> list[GroupBrief]:
         """OPEN and READY groups by order of admission."""
+        ...
+
+    async def count_longer(self, num_tokens: int) -> int:
+        """Samples with more tokens that were not leased yet: those of OPEN and READY groups, and POOLED ones."""
         ...
 
     async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:

@@ -34,6 +34,9 @@ RUN_KEYS = (
     "pools",
     *(state.value for state in SampleState),
 )
+KINDS = ("hash", "list", "zset")  # Redis types that a run's keys have
+LIST_KEYS = frozenset({"tombstone_order", "changes", "repeat_order"})
+ZSET_KEYS = frozenset({"ready", *(state.value for state in SampleState)})
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")  # neither braces nor what SCAN reads as a pattern
 SAMPLE_ID_PATTERN = re.compile(r"(g\d{9,})\.(\d{3})")
 
@@ -46,6 +49,15 @@ def group_id_of(seq: int) -> str:
 def sample_id_of(group_id: str, index: int) -> str:
     """The id of a group's sample."""
     return f"{group_id}.{index:03d}"
+
+
+def expected_kind(name: str) -> str | None:
+    """The Redis type of a run's key, given without the run's prefix; None for a key that no run has."""
+    if name in LIST_KEYS or name.startswith("t:"):
+        return "list"
+    if name in ZSET_KEYS:
+        return "zset"
+    return "hash" if name in RUN_KEYS or name.startswith(("g:", "s:")) else None
 
 
 def split_sample_id(sample_id: str) -> tuple[str, int]:

@@ -5,12 +5,14 @@ replica, or out of reach, and every node's client is kept until the link is clos
 way.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError, MovedError, ReadOnlyError, TimeoutError
 
+from buffer.epochs import EpochKeeper, Epochs
 from buffer.keys import Keys
 from buffer.patience import Outage
 
@@ -47,12 +49,13 @@ class SingleServer:
 
 
 class Link:
-    """Client, keys and service epoch of a run; and who waits for Redis."""
+    """Client, keys and service epoch of a run; who keeps its epochs elsewhere, and who waits for Redis."""
 
     def __init__(self, finder: Finder, keys: Keys) -> None:
         self.keys = keys
         self.run_keys = [key.encode() for key in keys.of_run()]  # every script is sent them: encoded once
         self.service_epoch = 0
+        self.epochs: EpochKeeper | None = None
         self.wait_aof = False
         self.wait_replicas = 0  # that must have it in their AOF, too
         self.outage = Outage()
@@ -76,6 +79,11 @@ class Link:
                 raise
         assert moved is not None, "only a move begins the loop again"
         raise moved
+
+    async def keep_epochs(self, epochs: Epochs) -> None:
+        """Tell whoever keeps the highest epochs outside of Redis, if somebody does."""
+        if self.epochs is not None:
+            await asyncio.to_thread(self.epochs.raise_to, epochs)
 
     async def close(self) -> None:
         """Release all connections."""

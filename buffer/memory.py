@@ -3,11 +3,12 @@
 Always true: it does what the one on Redis does, which the contract tests and a state machine over both show.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from buffer.checks import check_distinct, check_room, check_sizes, lease_ms
 from buffer.codec import decode_prompt, decode_reward, encode_prompt, encode_reward, piece_args
+from buffer.epochs import EpochKeeper, Epochs
 from buffer.interface import (
     BatchLease,
     CursorMove,
@@ -41,6 +42,7 @@ class MemoryBuffer:
         self._reading = MemoryReading(self.store)
         self._delivery = MemoryDelivery(self.store, self._owned)
         self._service_epoch = 0
+        self._epochs: EpochKeeper | None = None
 
     @property
     def waiting_since(self) -> float | None:
@@ -53,10 +55,13 @@ class MemoryBuffer:
 
     # Owners
 
-    async def claim_service(self, service_id: str) -> int:
+    async def claim_service(
+        self, service_id: str, identity: Mapping[str, str] | None = None, epochs: EpochKeeper | None = None
+    ) -> int:
         """See `ContinuationBuffer.claim_service`."""
-        self.store.service_epoch += 1
-        self._service_epoch = self.store.service_epoch
+        self._service_epoch = self.store.claim(identity or {}, epochs.read() if epochs else Epochs())
+        self._epochs = epochs
+        self._keep_epochs(self._service_epoch, self.store.trainer_epoch)
         for sample in self.store.all_samples():
             if sample.state is SampleState.RUNNING:
                 sample.set_aside(self.store.now_ms())
@@ -65,7 +70,9 @@ class MemoryBuffer:
 
     async def open_trainer(self, durable_step: int) -> OpenedTrainer:
         """See `ContinuationBuffer.open_trainer`."""
-        return self._delivery.open_trainer(durable_step)
+        opened = self._delivery.open_trainer(durable_step)
+        self._keep_epochs(0, opened.trainer_epoch)
+        return opened
 
     # Generation
 
@@ -232,6 +239,10 @@ class MemoryBuffer:
         """See `ContinuationBuffer.offer`."""
         return self._delivery.offer(num_groups)
 
+    async def resize_offers(self, num_groups: int) -> int:
+        """See `ContinuationBuffer.resize_offers`."""
+        return self._delivery.resize_offers(num_groups)
+
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """See `ContinuationBuffer.lease_batch`."""
         return self._delivery.lease_batch(step, trainer_epoch, num_groups)
@@ -276,6 +287,10 @@ class MemoryBuffer:
         """See `ContinuationBuffer.open_groups`."""
         return self._reading.open_groups()
 
+    async def count_longer(self, num_tokens: int) -> int:
+        """See `ContinuationBuffer.count_longer`."""
+        return self._reading.count_longer(num_tokens)
+
     async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
         """See `ContinuationBuffer.samples`."""
         return self._reading.samples(sample_ids)
@@ -309,6 +324,10 @@ class MemoryBuffer:
     def _owned(self) -> MemoryStore:
         self.store.check_service(self._service_epoch)
         return self.store
+
+    def _keep_epochs(self, service: int, trainer: int) -> None:
+        if self._epochs is not None:
+            self._epochs.raise_to(Epochs(service, trainer))
 
     def _held(self, lease: SampleLease, piece: Segment | None) -> SampleRecord:
         piece_args(piece)

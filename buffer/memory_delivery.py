@@ -44,6 +44,14 @@ class MemoryDelivery:
         store.offered, store.offer_size = store.offered + 1, num_groups
         return True
 
+    def resize_offers(self, num_groups: int) -> int:
+        """See `ContinuationBuffer.resize_offers`."""
+        check_batch_size(num_groups)
+        store = self._owned()
+        store.offer_size = num_groups
+        store.withdraw()
+        return store.offered
+
     def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """See `ContinuationBuffer.lease_batch`."""
         check_batch_size(num_groups)

@@ -54,6 +54,12 @@ class MemoryReading:
         groups = self._store.groups.values()
         return [_group_brief(g) for g in groups if g.state in (GroupState.OPEN, GroupState.READY)]
 
+    def count_longer(self, num_tokens: int) -> int:
+        """See `ContinuationBuffer.count_longer`."""
+        waiting = [g for g in self._store.groups.values() if g.state in (GroupState.OPEN, GroupState.READY)]
+        samples = [s for g in waiting for s in g.samples] + list(self._store.pool.samples.values())
+        return sum(sample.num_tokens > num_tokens for sample in samples)
+
     def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
         """See `ContinuationBuffer.samples`."""
         return [_sample(self._store.sample(i)) for i in sample_ids]

@@ -6,15 +6,16 @@ awaiting, so each is one transition. Several `MemoryBuffer` objects over one sto
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from buffer.codec import Tombstone
+from buffer.epochs import Epochs
 from buffer.interface import BatchLease, SampleLease
 from buffer.keys import split_sample_id
 from buffer.memory_records import GroupRecord, MemoryPool, SampleRecord
 from buffer.pool import choose
-from protocol.errors import FencedError, NotFoundError, TransitionError
+from protocol.errors import FencedError, NotFoundError, SettingsError, TransitionError
 from protocol.messages import Ledger, Policy, PolicyState, SettingsChange
 from protocol.samples import Segment
 from protocol.states import (
@@ -61,6 +62,7 @@ class MemoryStore:
     durable_step: int = 0
     service_epoch: int = 0
     trainer_epoch: int = 0
+    identity: dict[str, str] = field(default_factory=dict[str, str])
     active_version: int = 0
     newest_version: int = 0
     newest_step: int = 0
@@ -76,8 +78,30 @@ class MemoryStore:
         self.counters["fenced_writes"] += 1
         return FencedError(sentence)
 
+    def _lost(self, who: str, epoch: int, current: int) -> FencedError:
+        return self.fenced(
+            f"{who} epoch {epoch} was not given out by this buffer, which has come to {current}: was it emptied or set "
+            f"back? Stop this {who}, and see what is gone before you go on"
+        )
+
+    def claim(self, identity: Mapping[str, str], known: Epochs) -> int:
+        """The next service epoch; see lua/claim_service.lua. Raises SettingsError for another identity."""
+        for name, value in identity.items():
+            if self.identity.get(name, value) != value:
+                raise SettingsError(
+                    f"the buffer holds a run with {name} = {self.identity[name]} and this one has {value}, so its "
+                    "unfinished samples can't be continued; set another run.dir and run.name"
+                )
+        self.identity |= identity
+        self.service_epoch = max(self.service_epoch, known.service) + 1
+        if self.trainer_epoch < known.trainer:
+            self.trainer_epoch = known.trainer + 1
+        return self.service_epoch
+
     def check_service(self, epoch: int) -> None:
         """Raise FencedError unless this service owns the run."""
+        if epoch > self.service_epoch:
+            raise self._lost("service", epoch, self.service_epoch)
         if epoch != self.service_epoch:
             raise self.fenced(
                 f"service epoch {epoch} does not own this run, epoch {self.service_epoch} does: "
@@ -86,6 +110,8 @@ class MemoryStore:
 
     def check_trainer(self, epoch: int) -> None:
         """Raise FencedError unless this is the newest trainer session."""
+        if epoch > self.trainer_epoch:
+            raise self._lost("trainer", epoch, self.trainer_epoch)
         if epoch != self.trainer_epoch:
             raise self.fenced(
                 f"trainer epoch {epoch} was superseded by epoch {self.trainer_epoch}: "

@@ -87,6 +87,19 @@ class Reading:
         pairs = zip(ids, records, strict=True)
         return [_group_brief(i, found[i], record) for i, record in pairs if record[0] is not None]
 
+    async def count_longer(self, num_tokens: int) -> int:
+        """See `ContinuationBuffer.count_longer`. Reads a number of each sample, no tokens."""
+        names = [self._keys.named(state.value) for state in SampleState]
+        states, *replies = await self._store.read(
+            ("HGETALL", self._keys.named("groups")), *(("ZRANGE", name, 0, -1) for name in names)
+        )
+        groups = {i.decode(): decode_group_state(value)[0] for i, value in states.items()}
+        waiting = {i for i, state in groups.items() if state in (GroupState.OPEN, GroupState.READY)}
+        found = [(state, i.decode()) for state, ids in zip(SampleState, replies, strict=True) for i in ids]
+        ids = [i for state, i in found if state is SampleState.POOLED or split_sample_id(i)[0] in waiting]
+        lengths = await self._store.read(*(("HGET", self._keys.sample(i), "num_tokens") for i in ids))
+        return sum(int(length or 0) > num_tokens for length in lengths)
+
     async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
         """See `ContinuationBuffer.samples`."""
         found = await self._samples(sample_ids)

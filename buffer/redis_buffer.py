@@ -6,11 +6,12 @@ kept here between calls but the service epoch, so that a new process goes on whe
 answer is sent again while the buffer's patience lasts; Redis recognises it, and it has happened once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from buffer.admission import Admission
 from buffer.connection import check_run, check_server, make_run, open_link
 from buffer.delivery import Delivery
+from buffer.epochs import EpochKeeper
 from buffer.generation import Generation
 from buffer.interface import (
     BatchLease,
@@ -107,9 +108,11 @@ class RedisBuffer:
 
     # Owners
 
-    async def claim_service(self, service_id: str) -> int:
+    async def claim_service(
+        self, service_id: str, identity: Mapping[str, str] | None = None, epochs: EpochKeeper | None = None
+    ) -> int:
         """See `ContinuationBuffer.claim_service`."""
-        return await self._generation.claim_service(service_id)
+        return await self._generation.claim_service(service_id, identity or {}, epochs)
 
     async def open_trainer(self, durable_step: int) -> OpenedTrainer:
         """See `ContinuationBuffer.open_trainer`."""
@@ -173,6 +176,10 @@ class RedisBuffer:
         """See `ContinuationBuffer.offer`."""
         return await self._delivery.offer(num_groups)
 
+    async def resize_offers(self, num_groups: int) -> int:
+        """See `ContinuationBuffer.resize_offers`."""
+        return await self._delivery.resize_offers(num_groups)
+
     async def lease_batch(self, step: int, trainer_epoch: int, num_groups: int) -> BatchLease | None:
         """See `ContinuationBuffer.lease_batch`."""
         return await self._delivery.lease_batch(step, trainer_epoch, num_groups)
@@ -218,6 +225,10 @@ class RedisBuffer:
     async def open_groups(self) -> list[GroupBrief]:
         """See `ContinuationBuffer.open_groups`."""
         return await self._reading.open_groups()
+
+    async def count_longer(self, num_tokens: int) -> int:
+        """See `ContinuationBuffer.count_longer`."""
+        return await self._reading.count_longer(num_tokens)
 
     async def samples(self, sample_ids: Sequence[str]) -> list[Sample]:
         """See `ContinuationBuffer.samples`."""

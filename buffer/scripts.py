@@ -30,17 +30,19 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from buffer.keys import Keys
+from buffer.keys import KINDS, Keys, expected_kind
 from buffer.link import Link
 from buffer.patience import heeding_cancellation, patiently
 from protocol.errors import (
     AprilError,
     BufferFullError,
     ConflictError,
+    DataError,
     FencedError,
     LengthError,
     NotFoundError,
     RedisUnfitError,
+    SettingsError,
     TransitionError,
     UnavailableError,
 )
@@ -55,6 +57,7 @@ REFUSALS: dict[bytes, type[AprilError]] = {
     b"conflict": ConflictError,
     b"fenced": FencedError,
     b"full": BufferFullError,
+    b"identity": SettingsError,
     b"length": LengthError,
     b"missing": NotFoundError,
     b"schema": RedisUnfitError,
@@ -64,6 +67,8 @@ REFUSALS: dict[bytes, type[AprilError]] = {
 PASSING_ERRORS = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError, AskError)
 # Errors that redis-py has no class for: a long script, too few replicas, a full disk, a master that steps down.
 PASSING_WORDS = ("BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED")
+
+WRONG_TYPE = "WRONGTYPE"  # within the sentence of a script or of a pipeline
 
 Arg = str | int | bytes
 Call = tuple[Sequence[str], Sequence[Arg]]
@@ -88,6 +93,10 @@ def _digest(name: str) -> str:
 def new_nonce() -> str:
     """What tells a call from every other, and its repetitions from nothing."""
     return secrets.token_hex(8)
+
+
+class _WrongTypeError(Exception):
+    """Something that isn't the buffer wrote a key of the run."""
 
 
 class Store:
@@ -158,11 +167,12 @@ class Store:
 
         return await self._call(send)
 
-    async def all_keys(self) -> list[str]:
-        """Every key of the run, without the run's prefix, found by SCAN."""
+    async def all_keys(self, kind: str | None = None) -> list[str]:
+        """Every key of the run, or those of one Redis type, without the run's prefix, found by SCAN."""
         cursor, found = 0, set[bytes]()
+        of_type = ("TYPE", kind) if kind else ()
         while True:
-            reply = await self.one("SCAN", cursor, "MATCH", self.keys.prefix + "*", "COUNT", SCAN_COUNT)
+            reply = await self.one("SCAN", cursor, "MATCH", self.keys.prefix + "*", "COUNT", SCAN_COUNT, *of_type)
             cursor = int(reply[0])
             found.update(reply[1])
             if cursor == 0:
@@ -216,7 +226,20 @@ class Store:
                 with self.link.outage.asking():
                     return await heeding_cancellation(self.link.use(send))
 
-        return await patiently(once, self.patience_s, self.link.outage, waits_when_full)
+        try:
+            return await patiently(once, self.patience_s, self.link.outage, waits_when_full)
+        except _WrongTypeError as error:
+            raise DataError(
+                f"keys of the run {self.keys.run} are of another type than the buffer writes "
+                f"({', '.join(await self._misplaced()) or error}), so something else wrote them: bring the run's Redis "
+                "back as it was, or go on under another run.name"
+            ) from error
+
+    async def _misplaced(self) -> list[str]:
+        found = {name: kind for kind in KINDS for name in await self.all_keys(kind)}
+        expected = {name: expected_kind(name) for name in await self.all_keys()}
+        wrong = {name: kind for name, kind in expected.items() if kind not in (None, found.get(name))}
+        return [f"{self.keys.prefix}{name} is no {kind}" for name, kind in wrong.items()]
 
 
 def _check(reply: list[Any]) -> None:
@@ -245,6 +268,8 @@ async def _redis_errors() -> AsyncGenerator[None]:
     except ResponseError as error:
         if _passes(error):
             raise UnavailableError(f"Redis can't take this now ({error}): mend that or wait, and try again") from error
+        if WRONG_TYPE in str(error):
+            raise _WrongTypeError(str(error)) from error
         raise
     except (RedisError, OSError) as error:
         raise UnavailableError(f"Redis doesn't answer ({error}): start it or wait, and try again") from error

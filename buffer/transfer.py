@@ -28,15 +28,12 @@ from redis.asyncio import Redis
 from redis.exceptions import WatchError
 
 from buffer.connection import SCHEMA_VERSION, TAKEN_OVER
-from buffer.keys import RUN_KEYS
+from buffer.keys import expected_kind
 from buffer.scripts import Arg, Store
 from protocol.errors import ConflictError, DataError, NotFoundError
-from protocol.states import SampleState
 
 FORMAT, VERSION = "april-buffer", 1
 IMPORTING = "importing"  # the schema of a run whose import isn't whole; as in lua/initialise.lua
-LIST_KEYS = frozenset({"tombstone_order", "changes", "repeat_order"})
-ZSET_KEYS = frozenset({"ready", *(state.value for state in SampleState)})
 READS = {"hash": ("HGETALL",), "list": ("LRANGE", 0, -1), "zset": ("ZRANGE", 0, -1, "WITHSCORES")}
 MAX_EXPORTS = 3  # a run that changes during each of them is being worked on
 KEYS_AT_ONCE = 200  # keys of one read: with samples of 8k tokens some 13 MB
@@ -45,12 +42,9 @@ ITEMS_AT_ONCE = 500  # items of one write, so that Redis answers others in betwe
 
 def kind_of(name: str) -> str:
     """The Redis type of a run's key; raises DataError for a key that no run has."""
-    if name in LIST_KEYS or name.startswith("t:"):
-        return "list"
-    if name in ZSET_KEYS:
-        return "zset"
-    if name in RUN_KEYS or name.startswith(("g:", "s:")):
-        return "hash"
+    kind = expected_kind(name)
+    if kind is not None:
+        return kind
     raise DataError(f"{name!r} is no key of a run: run `april buffer verify`")
 
 

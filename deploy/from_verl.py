@@ -15,7 +15,7 @@ from deploy.console import run_reporting_errors
 from deploy.toml import toml_text
 from deploy.verl.notes import find_notes
 from deploy.verl.outcome import Status
-from deploy.verl.overrides import find_command, find_overrides
+from deploy.verl.overrides import find_command, find_overrides, find_replaced
 from deploy.verl.shell import read_with_notes
 from deploy.verl.translate import Row, Translation, translate
 from protocol.errors import DataError, SettingsError
@@ -46,12 +46,12 @@ def from_verl(script: Path, output: Path, json_file: Path | None, force: bool) -
 def convert(script: Path) -> Translation:
     """The settings that `script` asks for; raises `DataError` if it can't be read or starts no training."""
     try:
-        text = script.read_text()
+        text = script.read_bytes().decode()  # as it is: a line's end of DOS is told
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{script} can't be read ({error}); name a verl launch script") from error
     environment = {name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ}
     commands, notes = read_with_notes(text, environment)
-    notes += find_notes(commands, find_command(commands))
+    notes += find_notes(commands, find_command(commands)) + find_replaced(commands)
     return translate(find_overrides(commands), sorted(notes, key=lambda note: note.line))
 
 

@@ -83,7 +83,8 @@ def facts_table(made: "RunReport") -> Table:
 
 def tail_table(made: "RunReport") -> Table:
     """How long responses are and take."""
-    table = _table(f"{made.tail.num_finished:,} responses", "", "p50", "p90", "p99", "max")
+    responses = "response" if made.tail.num_finished == 1 else "responses"
+    table = _table(f"{made.tail.num_finished:,} {responses}", "", "p50", "p90", "p99", "max")
     rows: tuple[tuple[str, Quantiles], ...] = (
         ("tokens", made.tail.tokens),
         ("tokens, unfinished ones counted", made.tail.survival_tokens),
@@ -106,9 +107,9 @@ def _table(title: str, *heads: str) -> Table:
 def _number(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
-    if value == int(value) or abs(value) >= 1000:
+    if value == int(value) or abs(value) >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.1f}" if abs(value) >= 99.95 else f"{value:.3g}"
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.console import run_reporting_errors
 from deploy.tuning_options import DEFAULT_RATIOS, Choices, Finite, Numbers
@@ -53,7 +52,7 @@ def _scenario_options(function: Any) -> Any:
             help="n, samples of a prompt [default: the run's, else 8].",
         ),
         click.option("--slots", type=click.IntRange(1), help="Sequences that all engines decode at once."),
-        click.option("--max-lag", type=click.IntRange(0), help="Lag bound of the scheduler [default: never binding]."),
+        click.option("--max-lag", type=click.IntRange(0), help="Lag bound [default: the run's, else none that binds]."),
         click.option(
             "--trainer-s", type=Finite(0, LONGEST_S), help="Seconds of a trainer's step [default: the trace's]."
         ),
@@ -333,13 +332,11 @@ def _within_lag(points: "list[Point]", max_lag: int) -> "list[Point]":
 
 
 def _sweep(scenario: "Scenario", points: "list[Point]", rounds: int, processes: int | None) -> "list[PointResult]":
+    from deploy.tuning_progress import part_progress
     from rollout_service.tuning.sweep import NUM_PARTS, sweep
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"simulating {rounds} rounds each", total=len(points) * NUM_PARTS)
-        results = sweep(scenario, points, rounds, processes, lambda: progress.advance(task))
-        done = {result.point: result for result in results}
+    with part_progress(f"simulating {rounds} rounds each", len(points) * NUM_PARTS) as part_done:
+        done = {result.point: result for result in sweep(scenario, points, rounds, processes, part_done)}
     return [done[point] for point in points]
 
 
@@ -361,7 +358,7 @@ def _report(
 
     scenario, full = prepared.scenario, _full(prepared.scenario)
     rows = [point_row(r, base_of(results), scenario, full.ceiling_tokens_per_s) for r in results]
-    sentences = [*prepared.sources, *share_sentences(scenario, full), *notes(results, scenario)]
+    sentences = [*prepared.sources, *share_sentences(scenario, full, results), *notes(results, scenario)]
     if found is not None:
         sentences += recommendation_sentences(found)
     heading = f"{title}: {scenario.batch_groups} × {scenario.group_samples} samples a batch, {scenario.lengths.name}"

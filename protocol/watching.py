@@ -26,6 +26,7 @@ class Limit(StrEnum):
     REWARDS = "rewards"
     WEIGHT_SYNC = "weight_sync"
     BUFFER = "buffer"
+    FAILURES = "failures"
     PAUSED = "paused"
 
 

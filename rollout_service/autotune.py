@@ -1,10 +1,12 @@
 """The ratio of a running service, measured and decided once a round (`rollout.autotune`).
 
 Always true: with `shadow` nothing changes; with `on` every change is bounded by the settings and by `max_lag`, is in
-the log and in the audit record with its reason, and a ratio that somebody sets by hand is where it goes on from.
+the log and in the audit record with its reason, and a ratio that somebody sets by hand is where it goes on from; a
+metric of the trainer counts for as long as its step can still be one of those that are averaged, then it is not known.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from protocol.settings.rollout import AutotuneMode
 from rollout_service.control import Control
 from rollout_service.engines.interface import EngineStats
 from rollout_service.tuning.controller import (
+    AVERAGED_ROUNDS,
     ControllerState,
     Direction,
     RoundMeasures,
@@ -24,6 +27,9 @@ from rollout_service.tuning.controller import (
 )
 
 log = logging.getLogger(__name__)
+
+ESS = "importance/ess"
+OFF_POLICY = "off_policy/token_share"
 
 
 class RoundMeter:
@@ -77,15 +83,23 @@ class Autotune:
         self._batch_groups = settings.data.train_batch_size
         self._control = control
         self._state = ControllerState(control.ratio)
-        self._ess: float | None = None
-        self._off_policy: float | None = None
+        self._num_rounds = 0
+        self._reported: dict[str, tuple[float, int]] = {}  # metric -> its last value, and rounds ended by then
         self.meter = RoundMeter()
         self.last: Tuning | None = None
 
     def trainer_reported(self, metrics: Mapping[str, float]) -> None:
-        """The trainer's metrics of a step."""
-        self._ess = metrics.get("importance/ess", self._ess)
-        self._off_policy = metrics.get("off_policy/token_share", self._off_policy)
+        """The trainer's metrics of a step; one that is no number says nothing."""
+        for name in (ESS, OFF_POLICY):
+            value = metrics.get(name)
+            if value is not None and math.isfinite(value):
+                self._reported[name] = (value, self._num_rounds)
+
+    def _still_known(self, name: str) -> float | None:
+        """The last value, for the rounds that the service may be ahead by, and as many as are averaged."""
+        value, reported_in = self._reported.get(name, (None, 0))
+        oldest = self._num_rounds - self._control.lookahead - AVERAGED_ROUNDS
+        return value if reported_in >= oldest else None
 
     @property
     def bounds(self) -> TuneBounds:
@@ -102,6 +116,7 @@ class Autotune:
     async def round_ended(self, snapshot: Snapshot | None, replicas: Sequence[EngineStats]) -> None:
         """A batch was offered: decide, say it, and with `on` do it. `snapshot`: the counts before the offer."""
         assert snapshot is not None, "an offer follows a snapshot"
+        self._num_rounds += 1
         num_groups = snapshot.ledger.open + snapshot.ledger.ready
         tokens_generated = sum(replica.tokens_generated for replica in replicas)
         num_preemptions = sum(replica.num_preemptions or 0 for replica in replicas)
@@ -111,7 +126,7 @@ class Autotune:
             return
         if self._state.ratio != self._control.ratio:
             self._state = ControllerState(self._control.ratio)
-        measured = replace(measured, ess=self._ess, off_policy=self._off_policy)
+        measured = replace(measured, ess=self._still_known(ESS), off_policy=self._still_known(OFF_POLICY))
         before = self._state
         self._state, self.last = step_controller(self._state, measured, self.bounds)
         if self.last.direction is Direction.STAY:

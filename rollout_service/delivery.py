@@ -50,6 +50,8 @@ class Delivery:
         self._offered = asyncio.Condition()
         self._stopping = False
         self.told: Deliveries | None = None
+        self.trouble: str | None = None
+        """Why a leased batch can't be sent, until one is."""
 
     async def lease(self, step: int, trainer_epoch: int, wait_s: float) -> tuple[bytes, str] | None:
         """(bytes, SHA-256) of the batch of `step`, waiting up to `wait_s` for it; None if there is none by then."""
@@ -64,7 +66,7 @@ class Delivery:
             if lease is not None:
                 self._mailbox.post(Changed())
                 async with self._lock:
-                    return await self._bytes_of(step)
+                    return await self._sent(step)
 
     async def stop(self) -> None:
         """Nobody waits for a batch any more: waiting calls end with UnavailableError."""
@@ -100,6 +102,17 @@ class Delivery:
         except TimeoutError:
             return False
         return True
+
+    async def _sent(self, step: int) -> tuple[bytes, str]:
+        try:
+            sent = await self._bytes_of(step)
+        except UnavailableError as error:
+            if self.trouble != str(error):
+                log.error("%s", error, extra={"event": "delivery_stuck", "step": step})
+            self.trouble = str(error)
+            raise
+        self.trouble = None
+        return sent
 
     async def _bytes_of(self, step: int) -> tuple[bytes, str]:
         lease = next(b for b in await self._buffer.batch_leases() if b.step == step)
@@ -140,11 +153,15 @@ class Delivery:
         sha256 = hashlib.sha256(data).hexdigest()
         path = self._path(step, sha256)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # on a full disk it is in the way of what would help
+            raise
         folder = os.open(self._spool_dir, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -28,7 +28,15 @@ async def fail_waiting(
 
 
 def check_owner(snapshot: Snapshot, service_epoch: int, run: str) -> None:
-    """Raise FencedError if another service has taken over the run."""
+    """Raise FencedError if another service has taken over the run, or if the buffer has lost it."""
+    if snapshot.service_epoch < service_epoch:
+        raise FencedError(
+            f"the buffer of the run {run} was emptied or set back to an older state: its service epoch is "
+            f"{snapshot.service_epoch}, ours {service_epoch}. Groups in flight, unfinished samples and batches that "
+            "are not acknowledged are gone, unless you bring Redis back with what it had (AOF, replica, export). "
+            "This service stops; started again, it goes on from what the buffer has, and a trainer whose checkpoint is "
+            "ahead of that is told how to go on"
+        )
     if snapshot.service_epoch != service_epoch:
         raise FencedError(
             f"another service has taken over the run {run} (its epoch is {snapshot.service_epoch}, ours "

@@ -61,7 +61,7 @@ from rollout_service.scheduler.rounds import Phase, RoundScheduler
 from rollout_service.starting import start_samples
 from rollout_service.tuning.live_forecast import LiveForecast
 from rollout_service.waiting import WaitingSamples
-from rollout_service.watch.spending import cause_of, moment_values, timed
+from rollout_service.watch.spending import RedisAway, cause_of, moment_values, timed
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +106,7 @@ class RoundLoop:
         self._pools = PooledSamples(settings, parts.buffer)
         self._admission = GroupAdmission(parts, prompts, self.scheduler, self._pools, self._prompt_of, self._spawn)
         self._kv_tokens = kv_tokens_of(settings)
+        self._redis_away = RedisAway(lambda: parts.buffer.waiting_since)
 
     @property
     def num_running(self) -> int:
@@ -141,8 +142,15 @@ class RoundLoop:
 
     async def run(self) -> None:
         """Take up what the buffer holds, then decide on every event. Raises what a sample's task raised."""
-        await self._restore()
-        self._parts.mailbox.post(Changed())
+        looking = asyncio.create_task(self._redis_away.keep_looking())
+        try:
+            await self._restore()
+            self._parts.mailbox.post(Changed())
+            await self._take_events()
+        finally:
+            looking.cancel()
+
+    async def _take_events(self) -> None:
         while True:
             for event in await self._next_events():
                 self._apply(event)
@@ -206,6 +214,7 @@ class RoundLoop:
             for decision in decisions:
                 await self._carry_out(decision)
             now_to = cause_of(self.scheduler, seen)
+            redis_s = max(redis_s, self._redis_away.take())
             self._parts.trace.stands(now_to, len(self._running), seen.slots, redis_s, self._moment)
             self._round_log.stands(now_to, len(self._running), seen.slots)
             if not decisions:

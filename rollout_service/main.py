@@ -1,7 +1,8 @@
 """The rollout service as a process.
 
 Always true: it exits 0 only after SIGTERM or SIGINT and with everything parked; a part that fails ends the process with
-a sentence and another exit code. Routes answer 503 while the engines start and while it stops.
+a sentence and another exit code, also if a signal comes while that is under way. Routes answer 503 while the engines
+start and while it stops.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import contextlib
 import logging
 import signal
 import socket
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from buffer.embedded import EmbeddedRedis
-from protocol.errors import SettingsError
+from protocol.errors import RedisUnfitError, SettingsError, UnavailableError
 from protocol.heap import freeze_heap
 from protocol.settings import RunSettings
 from rollout_service.app.build import build_app
@@ -61,7 +63,8 @@ def serve(settings: RunSettings) -> None:
 def bind(settings: RunSettings) -> socket.socket:
     """A listening socket; raises SettingsError if the address is taken or not ours."""
     family = socket.AF_INET6 if ":" in settings.service.host else socket.AF_INET
-    listener = socket.socket(family)
+    # With the protocol named: asyncio sends small answers at once only on sockets that say they are TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.service.host, settings.service.port))
@@ -98,12 +101,13 @@ async def _serve(settings: RunSettings, listener: socket.socket, tracing: "Traci
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     log.info("listening on http://%s:%d", *listener.getsockname()[:2])
     try:
-        working = asyncio.create_task(_work(host, tracing))
+        failing = asyncio.Event()
+        working = asyncio.create_task(_work(host, tracing, failing))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait({working, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (working, stopping):
-            if not task.done():
-                task.cancel()
+        stopping.cancel()
+        if not failing.is_set():  # else it is parking already, which a cancellation would cut short
+            working.cancel()
         while not (await asyncio.wait({working}, timeout=SLOW_STOP_S))[0]:
             log.warning("stopping takes long; what still runs: %s", "; ".join(map(str, asyncio.all_tasks())))
         with contextlib.suppress(asyncio.CancelledError):
@@ -113,16 +117,36 @@ async def _serve(settings: RunSettings, listener: socket.socket, tracing: "Traci
         await serving
 
 
-async def keep_redis(redis: EmbeddedRedis) -> None:
-    """Start the embedded server again when it was killed; nobody else would. What was acknowledged is in its AOF."""
+async def keep_redis(redis: EmbeddedRedis, patience_s: float) -> None:
+    """Start the embedded server again when it has ended; nobody else would. What was acknowledged is in its AOF.
+
+    Raises UnavailableError if it couldn't be started for `patience_s`, as on a disk that stays full.
+    """
+    since_s: float | None = None
     while True:
         await asyncio.sleep(REDIS_CHECK_INTERVAL_S)
-        # In this thread: the server ends with the thread that started it.
-        if redis.revive():
+        try:
+            # In this thread: the server ends with the thread that started it.
+            revived = redis.revive()
+        except (UnavailableError, RedisUnfitError) as error:
+            now_s = time.monotonic()
+            if since_s is None:
+                since_s = now_s
+                log.warning(
+                    "the embedded redis-server has ended and is tried to start again for buffer.patience_s = %g s: %s",
+                    patience_s,
+                    error,
+                    extra={"event": "redis_ended"},
+                )
+            if now_s - since_s >= patience_s:
+                raise UnavailableError(f"the embedded redis-server ended and did not start again: {error}") from error
+            continue
+        since_s = None
+        if revived:
             log.warning("the embedded redis-server had ended and was started again")
 
 
-async def _work(host: Host, tracing: "Tracing | None") -> None:
+async def _work(host: Host, tracing: "Tracing | None", failing: asyncio.Event) -> None:
     async with open_parts(host.settings) as parts:
         claim_folder(host.settings)
         write_record(host.settings)  # a service that is refused must not replace the record of the one that runs
@@ -139,7 +163,10 @@ async def _work(host: Host, tracing: "Tracing | None") -> None:
                 tasks.create_task(show_progress(board))
                 tasks.create_task(renew_leases(parts.sample_parts, parts.loop.leases))
                 if parts.redis is not None:
-                    tasks.create_task(keep_redis(parts.redis))
+                    tasks.create_task(keep_redis(parts.redis, host.settings.buffer.patience_s))
+        except Exception:
+            failing.set()
+            raise
         finally:
             host.stopping()
             await board.close()

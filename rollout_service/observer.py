@@ -12,7 +12,7 @@ from rollout_service.rewards.pool import ScorerPool
 from rollout_service.watch.observed import Choices, Observed
 from rollout_service.watch.recent import Watch
 from rollout_service.watch.verdict import NUM_ROUNDS, judge
-from rollout_service.watch.waits import LongPolls, Open, WaitBook, scheduler_wait
+from rollout_service.watch.waits import LongPolls, Open, WaitBook, counted, scheduler_wait
 
 
 class Observer:
@@ -32,10 +32,14 @@ class Observer:
         """What limits the run now. `trainer_silent_s`: since when the trainer has not called, None if it never did."""
         parts, trace = self._parts, self._parts.sample_parts.trace
         since = parts.sample_parts.buffer.waiting_since
+        rounds, filling = self._watch.rounds[-NUM_ROUNDS:], trace.round_so_far()
         return judge(
             Observed(
                 choices=self.choices(),
-                rounds=self._watch.rounds[-NUM_ROUNDS:],
+                rounds=rounds,
+                scores=self._watch.scores_since(rounds[0].started_at if rounds else 0.0),
+                num_ready_now=len(filling["ready_s"]) if filling else 0,
+                num_dropped_now=filling["num_dropped"] if filling else 0,
                 spent_now=trace.spent_now(),
                 steps=self._watch.steps.last(NUM_ROUNDS),
                 paused=not parts.control.generation_allowed,
@@ -79,7 +83,7 @@ class Observer:
         yield from self._policies(snapshot)
         yield from self._polls.waits(now)
         if not trainer_connected and (snapshot.offered or parts.loop.scheduler.phase.value == "idle"):
-            yield Open("no-trainer", f"{snapshot.offered} batches", "a trainer to connect")
+            yield Open("no-trainer", counted(snapshot.offered, "batch"), "a trainer to connect")
         for replica in parts.pool.stats():
             if not replica.alive:
                 yield Open(f"engine:{replica.worker}", replica.worker, "its restart")
@@ -100,7 +104,7 @@ class Observer:
         scorer = self._parts.sample_parts.scorer
         inner = scorer.inner if isinstance(scorer, MeasuredScorer) else scorer
         if isinstance(inner, ScorerPool) and (missing := self._parts.settings.reward.num_workers - len(inner.pids)) > 0:
-            yield Open("scorers", f"{missing} scorers", "their restart")
+            yield Open("scorers", counted(missing, "scorer"), "their restart")
         if finished := snapshot.samples.get(SampleState.FINISHED, 0):
             since = now - scorer.longest_wait_s if isinstance(scorer, MeasuredScorer) else None
-            yield Open("scoring", f"{finished} finished responses", "their scores", since)
+            yield Open("scoring", counted(finished, "finished response"), "their scores", since)

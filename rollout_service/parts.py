@@ -8,24 +8,29 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
 
 from transformers import PreTrainedTokenizerBase
 
 from buffer.embedded import EmbeddedRedis
-from buffer.interface import ContinuationBuffer
+from buffer.interface import ContinuationBuffer, SampleLease
 from buffer.open import open_buffer
-from protocol.errors import SettingsError
+from protocol.errors import SettingsError, UnavailableError
 from protocol.logs import bind_process
 from protocol.settings import RunSettings
+from protocol.states import SampleState
 from rollout_service.control import Control
 from rollout_service.delivery import Delivery
 from rollout_service.engines.checkpoint import end_token_ids, read_config
 from rollout_service.engines.pool import EnginePool, build_pool
+from rollout_service.epochs import EpochFile
 from rollout_service.evaluation import Evaluations
 from rollout_service.events import Mailbox
+from rollout_service.identity import identity_of, warn_of_longer
 from rollout_service.loop import RoundLoop
 from rollout_service.policies import PolicyRegistry
 from rollout_service.prompts.encode import load_tokenizer
@@ -81,8 +86,10 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
                 "run.dir"
             )
         owner = f"{socket.gethostname()}:{os.getpid()}"
-        service_epoch = await buffer.claim_service(owner)
+        epochs = EpochFile(settings.run_dir)
+        service_epoch = await buffer.claim_service(owner, identity_of(settings), epochs)
         bind_process(service_epoch=service_epoch)
+        await warn_of_longer(buffer, settings.data.max_response_length)
         scorer = build_scorer(settings)
         stack.push_async_callback(scorer.close)
         await scorer.start()
@@ -107,9 +114,40 @@ async def open_parts(settings: RunSettings) -> AsyncGenerator[ServiceParts]:
         await parts.policies.restore()
         if parts.watch is not None:
             await asyncio.to_thread(restore_watch, parts.watch, settings)
+        stack.push_async_exit(partial(check_parked, parts.buffer, parts.loop.leases, service_epoch))
         stack.push_async_callback(parts.loop.close)
         stack.push_async_callback(parts.evaluations.close)
         yield parts
+
+
+async def check_parked(
+    buffer: ContinuationBuffer,
+    leases: Callable[[], Sequence[SampleLease]],
+    service_epoch: int,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Raise UnavailableError if a service that was asked to end leaves what it ran unparked; a failure says why itself.
+
+    `leases`: of what ran in the engines. What was started in the buffer alone has lost no token.
+    """
+    ran = {lease.sample_id for lease in leases()}
+    if isinstance(error, Exception) or not ran:
+        return
+    try:
+        snapshot, samples = await buffer.snapshot(), await buffer.open_samples()
+    except UnavailableError as away:
+        raise UnavailableError(
+            f"the service ended and can't tell whether all was parked: {away}; the next start goes on from what the "
+            "buffer has"
+        ) from away
+    left = [s for s in samples if s.sample_id in ran and s.state is SampleState.RUNNING]
+    if left and snapshot.service_epoch <= service_epoch:
+        raise UnavailableError(
+            f"the service ended with samples that are not parked ({len(left)}); the next start goes on from their last "
+            "checkpoints"
+        )
 
 
 def assemble_parts(

@@ -5,7 +5,8 @@ Always true:
   replica serves the version that was active before;
 - `newest` and `pending` are what the buffer holds, since every change of a policy goes through here;
 - weights are read only from under the weights root, and only from a folder whose manifest matches its files;
-- published folders that are neither active, pending nor among the `num_kept` last active ones are deleted.
+- published folders that are neither active, pending nor among the `num_kept` last active ones are deleted, but none
+  outside the weights root: a run that was copied or imported names folders of the run it came from.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buffer.interface import ContinuationBuffer
-from protocol.errors import AprilError, NotFoundError, WeightsError
+from protocol.errors import AprilError, ConflictError, NotFoundError, WeightsError
 from protocol.failpoints import Failpoint, failpoint
 from protocol.manifest import WeightsManifest, read_manifest, verify_manifest
 from protocol.messages import Policy, PolicyState
@@ -40,7 +41,7 @@ class PolicyRegistry:
         """Told of each install that is over: the version is ACTIVE, or FAILED."""
 
     async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
-        """Check the folder and give it the next version. Raises WeightsError, FencedError.
+        """Check the folder and give it the next version. Raises WeightsError, FencedError, ConflictError.
 
         The very bytes of the newest version after the same step are no new version: a trainer that was started again
         publishes what it restored, and its tokens must not look older for that.
@@ -50,17 +51,17 @@ class PolicyRegistry:
         if await asyncio.to_thread(self._is_newest, step, manifest):
             return self.newest
         policy = await self._buffer.publish_policy(step, str(folder), trainer_epoch)
+        if policy.path != str(folder) and not await asyncio.to_thread(_holds, policy, manifest):
+            raise ConflictError(
+                f"step {step} is published already as version {policy.version}, from {policy.path} with other weights: "
+                "those are what runs; publish these after the next step"
+            )
         await self.refresh()
         return policy
 
     def _is_newest(self, step: int, manifest: WeightsManifest) -> bool:
         newest = self.newest
-        if newest.step != step or not newest.path or newest.state is PolicyState.FAILED:
-            return False
-        try:
-            return read_manifest(Path(newest.path)).files == manifest.files
-        except WeightsError:
-            return False
+        return newest.step == step and newest.state is not PolicyState.FAILED and _holds(newest, manifest)
 
     async def get(self, version: int) -> Policy:
         """One version; raises NotFoundError."""
@@ -131,12 +132,25 @@ class PolicyRegistry:
             raise WeightsError(f"{folder} is not a folder that the service can read; publish a finished folder")
         return folder
 
+    def _under_root(self, paths: set[str]) -> set[str]:
+        root = self._root.resolve()
+        return {path for path in paths if (folder := Path(path).resolve()).is_relative_to(root) and folder != root}
+
     async def _clean_up(self) -> None:
         policies = await self._buffer.policies()
         installed = [p for p in policies if p.state in (PolicyState.ACTIVE, PolicyState.SUPERSEDED) and p.path]
         waiting = [p for p in policies if p.state in (PolicyState.QUEUED, PolicyState.INSTALLING)]
         kept = {p.path for p in [*installed[-self._num_kept - 1 :], *waiting]}
-        gone = {p.path for p in policies if p.path} - kept - self._deleted
+        ours = await asyncio.to_thread(self._under_root, {p.path for p in policies if p.path})
+        gone = ours - kept - self._deleted
         for path in gone:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
         self._deleted |= gone
+
+
+def _holds(policy: Policy, manifest: WeightsManifest) -> bool:
+    """Whether the policy's folder is there with these very files."""
+    try:
+        return bool(policy.path) and read_manifest(Path(policy.path)).files == manifest.files
+    except WeightsError:
+        return False

@@ -21,7 +21,11 @@ class Restored:
 
 
 async def restore(buffer: ContinuationBuffer, scheduler: RoundScheduler) -> Restored:
-    """Tell `scheduler` of all groups that are OPEN or READY, as they are in the buffer."""
+    """Tell `scheduler` of all groups that are OPEN or READY, as they are in the buffer.
+
+    What was offered with another batch size is offered with that of now, as far as READY groups go.
+    """
+    await buffer.resize_offers(scheduler.limits.batch_groups)
     groups: list[GroupBrief] = []
     for group in await buffer.open_groups():
         if group.state is GroupState.OPEN:

@@ -66,7 +66,8 @@ class TrainerSessions:
         self._parts.delivery.discard(released)
         self._board.heard_trainer()
         self._changed()
-        return Acked(durable_step=step, num_groups=sum(len(b.group_ids) for b in released))
+        durable_step = (await self._parts.buffer.snapshot()).durable_step
+        return Acked(durable_step=durable_step, num_groups=sum(len(b.group_ids) for b in released))
 
     async def publish(self, step: int, path: str, trainer_epoch: int) -> Policy:
         """Publishing the weights after a step says that it is trained, too."""

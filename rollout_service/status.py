@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from buffer.interface import Snapshot
-from protocol.errors import UnavailableError
+from protocol.errors import FencedError, UnavailableError
 from protocol.messages import EngineStatus, Status
 from protocol.settings.rollout import RolloutSettings
 from rollout_service.observer import Observer
@@ -100,15 +100,20 @@ class StatusBoard:
         """Metrics of the last step that the trainer reported."""
         return self._trainer_metrics
 
-    @trainer_metrics.setter
-    def trainer_metrics(self, metrics: dict[str, float]) -> None:
-        self._trainer_metrics = metrics
+    async def reported(self, step: int, metrics: Mapping[str, float], trainer_epoch: int) -> None:
+        """The trainer's metrics of a step. Raises FencedError unless they come from the newest session."""
+        await self._check_trainer(trainer_epoch)
+        metrics = {name: value for name, value in metrics.items() if name != "step"}
+        self._trainer_metrics = {"step": float(step)} | metrics
         self.heard_trainer()
-        self._parts.loop.autotune.trainer_reported(metrics)
+        self._parts.loop.autotune.trainer_reported(self._trainer_metrics)
         if self._parts.watch is not None:
-            self._parts.watch.steps.put(
-                int(metrics["step"]), {name: value for name, value in metrics.items() if name != "step"}
-            )
+            self._parts.watch.steps.put(step, metrics)
+
+    def session_opened(self, durable_step: int) -> None:
+        """A trainer goes on from this step: what was trained after it is of a history that was given up."""
+        if self._parts.watch is not None:
+            self._parts.watch.steps.go_back_to(durable_step)
 
     async def make(self) -> Status:
         """The state now. Raises UnavailableError within SNAPSHOT_PATIENCE_S while Redis doesn't answer."""
@@ -162,6 +167,15 @@ class StatusBoard:
             raise UnavailableError(
                 f"Redis hasn't answered for {silent_s:.0f} s: look at it; the service waits and goes on by itself"
             ) from error
+
+    async def _check_trainer(self, epoch: int) -> None:
+        newest = (await self._snapshot()).trainer_epoch
+        if epoch > newest:
+            raise FencedError(f"no trainer session has the epoch {epoch}, the newest is {newest}: open one first")
+        if epoch < newest:
+            raise FencedError(
+                f"trainer epoch {epoch} was superseded by epoch {newest}: stop this trainer, or open a new session"
+            )
 
     async def keep_waits(self) -> None:
         """Notice waits for ever: since when they go on must not depend on when somebody first asks."""

@@ -29,7 +29,7 @@ def check_batch(batch: Batch, policy: Limits, correction: Correction) -> None:
     if len(batch.tokens) and (batch.tokens.min() < 0 or batch.tokens.max() >= policy.vocabulary_size):
         raise DataError(
             f"the batch has token id {batch.tokens.max()} and the model knows {policy.vocabulary_size}: "
-            "the service runs another model; give both the same model.path"
+            "the service runs another model, or the simulated engine without one; give both the same model.path"
         )
     longest = int(np.diff(batch.sample_offsets).max(initial=0))
     if policy.context_length is not None and longest > policy.context_length:

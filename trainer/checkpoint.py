@@ -2,9 +2,9 @@
 
 Always true: a checkpoint appears under its name whole and flushed to the disk, or not at all, and is never replaced, so
 that a superseded trainer which wakes in the middle of a save can't take away what its successor has acknowledged; it is
-the only thing that an acknowledgement rests on; the newest is what a restart goes on from, on any number of ranks, or
-the one that is named; nothing of it is loaded before all of its files are what they were when it was saved. Nothing in
-it comes from the network.
+the only thing that an acknowledgement rests on; a folder of its name without its state is put aside, never taken for
+one; the newest is what a restart goes on from, on any number of ranks, or the one that is named; nothing of it is
+loaded before all of its files are what they were when it was saved. Nothing in it comes from the network.
 """
 
 import errno
@@ -14,12 +14,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from protocol.errors import SettingsError, TrainingError
@@ -99,7 +101,7 @@ class Checkpoints:
                 f"trainer.resume_from_path = {self._chosen} holds no checkpoint: name a folder such as "
                 f"{self._folder / 'step-000020'}, or leave it out to go on from the newest"
             )
-        newest = self._chosen or max(self._finished(), key=lambda p: _step_of(p.name), default=None)
+        newest = self._chosen or self._newest()
         found = self._ranks.share(newest and str(newest))
         if found is None:
             return self.new_state()
@@ -123,6 +125,19 @@ class Checkpoints:
         """Write `state` and what `engines` hold, then drop the oldest beyond the number that is kept."""
         final = self._folder / f"step-{state.step:06d}"
         partial = self._folder / self._ranks.share(f".{final.name}.{os.getpid()}.partial")
+        with self._writing(state.step):
+            self._write(engines, state, partial)
+            if self._ranks.is_main:
+                _flush(partial)
+                self._place(partial, final)
+                _flush_folder(self._folder)
+                if self._early is not None and self._early[0] == state.step:
+                    self.evaluated(*self._early)
+                self._drop_old()
+        self._ranks.barrier()
+        return final
+
+    def _write(self, engines: Sequence[Saved], state: TrainerState, partial: Path) -> None:
         if self._ranks.is_main:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -131,34 +146,53 @@ class Checkpoints:
             for engine in engines:
                 engine.save(partial)
             save_file(_random_state(), partial / f"random-{self._ranks.rank}.safetensors")
-        except RuntimeError as error:  # what torch makes of a disk that is full
-            raise TrainingError(
-                f"the checkpoint of step {state.step} can't be written to {partial.parent} ({error}): free space there "
-                "or set trainer.default_local_dir, and start again from the last checkpoint"
-            ) from error
+        except (RuntimeError, SafetensorError) as error:  # what torch and safetensors make of a disk that is full
+            raise OSError(str(error)) from error
         self._ranks.barrier()
         if self._ranks.is_main:
             (partial / STATE_NAME).write_text(state.model_dump_json(indent=1))
         self._ranks.barrier()
         write_manifest(partial, self._ranks)
-        if self._ranks.is_main:
-            _flush(partial)
-            _rename_unless_there(partial, final)
-            _flush_folder(self._folder)
-            if self._early is not None and self._early[0] == state.step:
-                self.evaluated(*self._early)
-            self._drop_old()
-        self._ranks.barrier()
-        return final
+
+    @contextmanager
+    def _writing(self, step: int) -> Generator[None]:
+        """Say what to do where the disk is full, or refuses to be written."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(
+                f"the checkpoint of step {step} can't be written to {self._folder} ({error}): free space there, or set "
+                "trainer.default_local_dir, and start again from the last checkpoint"
+            ) from error
+
+    def _place(self, partial: Path, final: Path) -> None:
+        """Give `partial` its name, unless a checkpoint has it."""
+        if not (final / STATE_NAME).is_file():
+            self.best.forget(_step_of(final.name))
+        try:
+            partial.replace(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if not (final / STATE_NAME).is_file():
+                self._put_aside(final, f"no checkpoint, for {STATE_NAME} is not in it")
+                partial.replace(final)
+                return
+            # Another trainer saved this step while this one was on its way to it: the two count the same groups.
+            shutil.rmtree(partial)
 
     def put_newer_aside(self, step: int) -> None:
         """Rank 0, once the service has taken the session: checkpoints after `step` are of a history that is left."""
-        for folder in self._finished():
+        self.best.forget_after(step)
+        for folder in self._named():
             if _step_of(folder.name) > step:
-                names = (f"aside-{number}-{folder.name}" for number in itertools.count())
-                aside = next(self._folder / name for name in names if not (self._folder / name).exists())
-                folder.rename(aside)
-                LOG.info("%s is of the history that is left: it is %s now", folder.name, aside)
+                self._put_aside(folder, "of the history that is left")
+
+    def _put_aside(self, folder: Path, why: str) -> None:
+        names = (f"aside-{number}-{folder.name}" for number in itertools.count())
+        aside = next(self._folder / name for name in names if not (self._folder / name).exists())
+        folder.rename(aside)
+        LOG.warning("%s is %s: it is %s now", folder.name, why, aside)
 
     def evaluated(self, step: int, reward: float) -> bool:
         """Rank 0: the weights after `step` have this held-out reward; says whether their checkpoint is the best now."""
@@ -170,10 +204,29 @@ class Checkpoints:
             self._drop_old()  # the one that was the best until now
         return is_best
 
-    def _finished(self) -> list[Path]:
+    def _named(self) -> list[Path]:
+        """Everything that has the name of a checkpoint."""
         if not self._folder.is_dir():
             return []
-        return [p for p in self._folder.iterdir() if NAME_PATTERN.fullmatch(p.name) and (p / STATE_NAME).is_file()]
+        return [path for path in self._folder.iterdir() if NAME_PATTERN.fullmatch(path.name)]
+
+    def _finished(self) -> list[Path]:
+        return [path for path in self._named() if (path / STATE_NAME).is_file()]
+
+    def _newest(self) -> Path | None:
+        newest = max(self._finished(), key=lambda p: _step_of(p.name), default=None)
+        after = _step_of(newest.name) if newest else -1
+        skipped = sorted(path.name for path in self._named() if _step_of(path.name) > after)
+        if skipped and self._ranks.is_main:
+            LOG.warning(
+                "%s in %s is no checkpoint, for %s is not in it: the run goes on from %s; to go on from there instead, "
+                "stop it and put that file back from a copy",
+                ", ".join(skipped),
+                self._folder,
+                STATE_NAME,
+                newest.name if newest else "the start",
+            )
+        return newest
 
     def _remedy(self, folder: Path) -> str:
         copy = "put that file back from a copy"
@@ -221,16 +274,6 @@ def _step_of(name: str) -> int:
     match = NAME_PATTERN.fullmatch(name)
     assert match, "only names of checkpoints come here"
     return int(match[1])
-
-
-def _rename_unless_there(partial: Path, final: Path) -> None:
-    try:
-        partial.replace(final)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        # Another trainer saved this step while this one was on its way to it: the two count the same groups.
-        shutil.rmtree(partial)
 
 
 def _random_state() -> dict[str, torch.Tensor]:

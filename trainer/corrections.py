@@ -1,9 +1,10 @@
 """Importance weights of off-policy tokens, and which tokens are left out of the loss.
 
 Always true: a log-ratio, of a token or summed over a span, is clamped to ±20 before it is exponentiated; weights and
-masks carry no gradient; a token whose behaviour log-prob is not finite is left out, and nothing is computed from it;
-what is left out counts in every mean as before (denominators are those of the original mask). A policy whose own
-log-probs are not finite is not hidden: its tokens stay, so that the update is noticed and skipped.
+masks carry no gradient; a token whose behaviour log-prob is not finite is left out, and nothing is computed from it,
+nor does it count among the tokens of a mean ratio; what is left out counts in every mean of the loss as before
+(denominators are those of the original mask). A policy whose own log-probs are not finite is not hidden: its tokens
+stay, so that the update is noticed and skipped.
 
 Everything works on the response tokens [R] of one micro-batch, in the dtype of its log-probs.
 """
@@ -45,16 +46,19 @@ class Rejection:
     lower: float
     upper: float
 
-    def rejected(self, log_ratio: Tensor, spans: Spans) -> Tensor:
-        """Which tokens [R] are left out; `log_ratio` [R] is log(p/b). What is NaN is not."""
+    def rejected(self, log_ratio: Tensor, usable: Tensor, spans: Spans) -> Tensor:
+        """Which tokens [R] are left out; `log_ratio` [R] is log(p/b), and 0 where not `usable`. What is NaN is not."""
         clamped = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         estimate = {
             "k1": lambda: clamped,
             "k2": lambda: 0.5 * clamped.square(),
             "k3": lambda: clamped.exp() - 1 - clamped,
         }[self.estimator]()
-        reduce = {"mean": spans.means, "sum": spans.sums, "max": spans.maxima}[self.reduce]
-        statistic = reduce(estimate)  # [K]
+        statistic = {
+            "mean": lambda: spans.means_over(estimate, usable),
+            "sum": lambda: spans.sums(estimate),
+            "max": lambda: spans.maxima(estimate),
+        }[self.reduce]()  # [K]
         if self.estimator != "k1":
             return spans.spread(statistic > self.upper)
         lower = self.lower or 1 / self.upper
@@ -99,7 +103,7 @@ class Corrector:
         usable = behaviour.isfinite()
         log_ratio = torch.where(usable, numerator - behaviour, torch.zeros_like(numerator))
         spans = make_spans(samples, versions, self.level)
-        reduced = spans.means(log_ratio) if self.geometric else spans.sums(log_ratio)
+        reduced = spans.means_over(log_ratio, usable) if self.geometric else spans.sums(log_ratio)
         raw = exp_clamped(reduced)  # [K]
         if self.band is None:
             cut = raw > self.cap
@@ -107,15 +111,15 @@ class Corrector:
         else:
             cut = (raw < self.band[0]) | (raw > self.band[1])
             weight = raw.masked_fill(cut, 0)
-        keep = usable & ~self._left_out(log_ratio, samples, versions)
+        keep = usable & ~self._left_out(log_ratio, usable, samples, versions)
         return Weights(
             spans.spread(weight), spans.spread(raw), spans.spread(cut), keep, usable, weight.sum(), len(weight)
         )
 
-    def _left_out(self, log_ratio: Tensor, samples: Tensor, versions: Tensor) -> Tensor:
+    def _left_out(self, log_ratio: Tensor, usable: Tensor, samples: Tensor, versions: Tensor) -> Tensor:
         out = torch.zeros_like(log_ratio, dtype=torch.bool)
         if self.rejection is not None:
-            out |= self.rejection.rejected(log_ratio, make_spans(samples, versions, self.rejection.level))
+            out |= self.rejection.rejected(log_ratio, usable, make_spans(samples, versions, self.rejection.level))
         if self.veto > 0:
             sequences = make_spans(samples, versions, "sequence")
             out |= sequences.spread(sequences.any(log_ratio < math.log(self.veto)))

@@ -5,6 +5,7 @@ line and a warning, never the run; steps are passed as they are, also those that
 """
 
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -106,7 +107,7 @@ class JsonlLogger:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a")
+        self._file = _append(path)
         self._samples_path = path.with_name(SAMPLES_NAME)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -116,7 +117,7 @@ class JsonlLogger:
 
     def log_samples(self, step: int, rows: Sequence[SampleRow]) -> None:
         """Append one line a sample."""
-        with self._samples_path.open("a") as file:
+        with _append(self._samples_path) as file:
             file.writelines(json.dumps({"step": step, **asdict(row)}, ensure_ascii=False) + "\n" for row in rows)
 
     def close(self) -> None:
@@ -209,7 +210,31 @@ def _made(settings: RunSettings, total_steps: int) -> dict[str, MetricLogger]:
         "wandb": lambda: WandbLogger(settings, public_settings(settings)),
         "mlflow": lambda: MlflowLogger(settings, public_settings(settings)),
     }
-    return {name: makers[name]() for name in dict.fromkeys(settings.trainer.logger)}
+    return {name: _opened(name, makers[name]) for name in dict.fromkeys(settings.trainer.logger)}
+
+
+def _opened(name: str, make: Callable[[], MetricLogger]) -> MetricLogger:
+    try:
+        return make()
+    except OSError as error:
+        raise SettingsError(
+            f"the tracker {name} can't be opened ({error}): move away what is there or free space, set "
+            f"trainer.default_local_dir, or take {name} out of trainer.logger"
+        ) from error
+
+
+def _append(path: Path) -> TextIO:
+    """Open to append whole lines: one that a killed process left half-written is ended first."""
+    file = path.open("a+b")
+    try:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+    except OSError:
+        file.close()
+        raise
+    return io.TextIOWrapper(file, encoding="utf-8")
 
 
 def _flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from protocol.errors import AprilError, DataError, FencedError, SettingsError, T
 from protocol.failpoints import Failpoint, failpoint
 from protocol.messages import Evaluation
 from protocol.settings import RunSettings
-from protocol.settings.trainer_rules import warmup_problem
+from protocol.settings.trainer_rules import warmup_notes, warmup_problem
 from trainer.checkpoint import Checkpoints
 from trainer.client import ServiceClient, Stopped
 from trainer.critic import Critic
@@ -143,6 +143,9 @@ class TrainingLoop:
         if self._main and settings.trainer.resume_from_path:
             self._checkpoints.put_newer_aside(self._state.step)
         self._total_steps = planned_steps(settings, session["num_train_prompts"])
+        if self._main and settings.trainer.total_training_steps is None:  # else it has been said
+            for sentence in warmup_notes(settings, self._total_steps):
+                LOG.warning("%s", sentence)
         for engine in self._engines:
             engine.total_steps = self._total_steps
         self._publisher.open(session["trainer_epoch"], session["policy_version"])

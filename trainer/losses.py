@@ -39,11 +39,15 @@ class TokenLosses(NamedTuple):
 
 
 class PolicyInputs(NamedTuple):
-    """Log-probs of the sampled tokens under the current policy and under `old`, and the advantages; all [R]."""
+    """Log-probs of the sampled tokens under the current policy and under `old`, and the advantages; all [R].
+
+    `counted` [R] says whose ratio counts in the mean of a sequence, where not all do; `old` is `logprobs` elsewhere.
+    """
 
     logprobs: Tensor
     old: Tensor
     advantages: Tensor
+    counted: Tensor | None = None
 
 
 def ppo_clip(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
@@ -63,7 +67,8 @@ def gspo(inputs: PolicyInputs, clip: Clip, sequences: Spans) -> TokenLosses:
     `seq-mean-token-mean` and a clip of some 1e-4.
     """
     log_ratio = inputs.logprobs - inputs.old.detach()
-    of_sequence = sequences.spread(sequences.means(log_ratio.detach()))
+    counted = torch.ones_like(log_ratio, dtype=torch.bool) if inputs.counted is None else inputs.counted
+    of_sequence = sequences.spread(sequences.means_over(log_ratio.detach(), counted))
     s = exp_clamped(of_sequence + inputs.logprobs - inputs.logprobs.detach())
     pessimistic, clipped = _clipped(s, inputs.advantages, clip)
     return TokenLosses(pessimistic, clipped, torch.zeros_like(clipped))

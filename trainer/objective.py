@@ -133,7 +133,8 @@ class Objective:
         weights = self.corrector.weigh(target, behaviour, micro.samples, micro.versions)
         # What is not finite is replaced before it is used: zero times infinity, also in a gradient, is not zero.
         old = torch.where(weights.usable, behaviour, target) if from_behaviour else proximal
-        inputs = PolicyInputs(logprobs, old, micro.advantages.to(logprobs.dtype))
+        counted = weights.usable if from_behaviour else None
+        inputs = PolicyInputs(logprobs, old, micro.advantages.to(logprobs.dtype), counted)
         losses = POLICY_LOSSES[self.policy_loss](inputs, self.clip, sequences)
         loss = losses.loss
         if self.correction is Correction.DECOUPLED or (from_behaviour and self.policy_loss == "reinforce"):

@@ -68,7 +68,7 @@ def off_policy_sums(
         "squared_ratios": (2 * log_ratio).exp(),
     }
     sums = {name: value.double().sum() for name, value in token_values.items()}
-    sample_sums, sample_maxima = _of_samples(p, b, sequences)
+    sample_sums, sample_maxima = _of_samples(p, b, weights.usable, sequences)
     buckets = lag_bucket(lags)
     by_lag = {"tokens": torch.ones_like(raw), "mismatch": mismatch} | {
         name: token_values[name].double() for name in ("weights", "squared_weights", "cut_weights")
@@ -84,11 +84,14 @@ def off_policy_sums(
     return sums | sample_sums, maxima | sample_maxima
 
 
-def _of_samples(p: Tensor, b: Tensor, sequences: Spans) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Perplexities and sequence ratios; every sample counts the same, whatever its length."""
-    mean_p, mean_b = sequences.means(p), sequences.means(b)  # [K]
+def _of_samples(p: Tensor, b: Tensor, usable: Tensor, sequences: Spans) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Perplexities and sequence ratios of the `usable` [R]; every sample that has some counts the same."""
+    known = sequences.any(usable)  # [K]
+    zeros = torch.zeros_like(p)
+    mean_p = sequences.means_over(torch.where(usable, p, zeros), usable)[known]
+    mean_b = sequences.means_over(torch.where(usable, b, zeros), usable)[known]
     difference = mean_b - mean_p
-    log_ratio = sequences.sums(p - b).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = sequences.sums(p - b)[known].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {
         "samples": torch.ones_like(mean_p),
         "training_ppl": (-mean_p).exp(),

@@ -23,9 +23,9 @@ class Spans:
         """Sum of `values` [R] in each span, [K]."""
         return values.new_zeros(len(self.sizes)).index_add(0, self.ids, values)
 
-    def means(self, values: Tensor) -> Tensor:
-        """Mean of `values` [R] in each span, [K]."""
-        return self.sums(values) / self.sizes
+    def means_over(self, values: Tensor, counted: Tensor) -> Tensor:
+        """Mean in each span, [K], of those `values` [R] that are `counted` [R], the others being 0; 0 if none is."""
+        return self.sums(values) / self.sums(counted.to(values.dtype)).clamp(min=1)
 
     def maxima(self, values: Tensor) -> Tensor:
         """Maximum of `values` [R] in each span, [K]."""

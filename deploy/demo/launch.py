@@ -16,32 +16,38 @@ from rich.live import Live
 from rich.text import Text
 
 from buffer.embedded import EmbeddedRedis
+from deploy.demo.ending import ended_by_signals
 from deploy.demo.summary import DemoSummary, Processes, live_line, summary_table
 from deploy.processes import Child, start_april
+from protocol.errors import SettingsError
 from protocol.messages import Status
 from protocol.settings import RunSettings, load_settings
 
 POLL_S = 1.0  # people watch it
 REPORT_WIDTH = 110  # a pipe has no width; the ledger's line needs this much
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  what is bound there, and where to reach it from here
 THREADS = {"OMP_NUM_THREADS": "1"}  # service and trainer share the machine: one core each on a small one
 
 
 def run_demo(run_dir: Path | None, overrides: Sequence[str], json_file: Path | None) -> DemoSummary:
-    """Run the whole loop and report. Raises AprilError with the end of the log of the process that failed."""
+    """Run the whole loop and report; a signal ends all of it, the trainer first.
+
+    Raises AprilError with the end of the log of the process that failed.
+    """
     from deploy.demo.base_policy import default_cache_dir, make_base_policy
     from deploy.demo.progress import reporting
 
     started_s = time.monotonic()
     run_dir = (run_dir or Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}").absolute()
-    with as_file(files("deploy.demo") / "demo.toml") as run_toml, ExitStack() as stack:
+    with as_file(files("deploy.demo") / "demo.toml") as run_toml, ended_by_signals(), ExitStack() as stack:
         seed = load_settings(run_toml, [f"--run.dir={run_dir}", *overrides]).run.seed
         with reporting("base policy") as progress:
             policy = make_base_policy(default_cache_dir(), seed, progress)
         _say(f"the base policy is {policy}")
         redis = EmbeddedRedis(run_dir / "redis")
-        redis.start()
         stack.callback(redis.stop)
-        words = [str(run_toml), *wiring(run_dir, policy), *overrides]
+        redis.start()
+        words = [str(run_toml), *following([*wiring(run_dir, policy), *overrides], run_toml, overrides)]
         settings = load_settings(run_toml, words[1:])
         env = THREADS | {"APRIL_BUFFER__URL": redis.url}  # not on the command line, where everyone reads it
         service = stack.enter_context(start_april("service", ["serve", *words], run_dir / "service.log", env))
@@ -66,6 +72,18 @@ def wiring(run_dir: Path, policy: Path) -> list[str]:
     ]
 
 
+def following(words: Sequence[str], run_toml: Path, given: Sequence[str]) -> list[str]:
+    """`words`, and the service's address for the trainer where `given` may have moved the one and not the other."""
+    if any(word.startswith("--trainer.service_url=") for word in given):
+        return list(words)
+    service = load_settings(run_toml, words).service
+    if not service.port:
+        raise SettingsError("service.port = 0 tells the trainer no port: leave it out, the demo takes a free one")
+    host = EVERY_ADDRESS.get(service.host, service.host)
+    shown = f"[{host}]" if ":" in host else host
+    return [*words, f"--trainer.service_url=http://{shown}:{service.port}"]
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -75,7 +93,7 @@ def _free_port() -> int:
 def _watch(settings: RunSettings, service: Child, trainer: Child) -> Status:
     """Show progress until the trainer has ended; the service's last status."""
     with (
-        httpx.Client(base_url=settings.trainer.service_url, timeout=10) as client,
+        httpx.Client(base_url=settings.trainer.service_url, headers=_login(settings), timeout=10) as client,
         _progress(settings.trainer.total_training_steps) as show,
     ):
         told = False
@@ -91,6 +109,11 @@ def _watch(settings: RunSettings, service: Child, trainer: Child) -> Status:
         service.check_alive()
         client.post("/v1/pause").raise_for_status()
         return Status.model_validate(client.get("/v1/status").raise_for_status().json())
+
+
+def _login(settings: RunSettings) -> dict[str, str]:
+    token = settings.trainer.token or (settings.service.token and settings.service.token.get_secret_value())
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _tell_address(settings: RunSettings) -> None:

@@ -60,10 +60,11 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 def duration(seconds: float) -> str:
     """`7 s`, `3 min 12 s`, `5 h 3 min`, `2 d 4 h`; nothing is negative."""
     seconds = max(0.0, seconds)
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
+    seconds = max(60.0, seconds)
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if hours < 1:
         return f"{minutes} min {int(seconds % 60)} s"
@@ -75,7 +76,7 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """`1.2 MB`, in powers of 1000."""
     power = 0
-    while num_bytes >= 1000 and power < len(UNITS) - 1:
+    while num_bytes >= (999.5 if power == 0 else 999.95) and power < len(UNITS) - 1:
         num_bytes, power = num_bytes / 1000, power + 1
     return f"{num_bytes:.0f} {UNITS[power]}" if power == 0 else f"{num_bytes:.1f} {UNITS[power]}"
 
@@ -84,6 +85,6 @@ def number(value: float | None, none: str = "–") -> str:
     """A number in as many digits as people read."""
     if value is None:
         return none
-    if value == int(value) or abs(value) >= 1000:
+    if value == int(value) or abs(value) >= 999.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.3g}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.verl.shell import Word
+from deploy.verl.shell import Note, Word
 from protocol.errors import DataError
 
 KEY = re.compile(
@@ -50,6 +50,13 @@ def find_overrides(commands: Sequence[Sequence[Word]]) -> list[Override]:
     return list({override.key: override for override in _overrides(find_command(commands))}.values())
 
 
+def find_replaced(commands: Sequence[Sequence[Word]]) -> list[Note]:
+    """A note for each override that a later one of the same key replaces."""
+    found = _overrides(find_command(commands))
+    last = {override.key: override for override in found}
+    return [_replaced(override, last[override.key]) for override in found if last[override.key] is not override]
+
+
 def find_command(commands: Sequence[Sequence[Word]]) -> Sequence[Word]:
     """The command that starts verl: the first with the most overrides. Raises `DataError` if no command has any."""
     best = max(commands, key=lambda words: len(_overrides(words)), default=())
@@ -86,6 +93,18 @@ def _override(word: Word) -> Override | None:
         return None
     key = match["key"].replace("/", ".") if match["equals"] is None else match["key"]
     return None if "/" in key else Override(key, match["value"] or "", match["mark"] or "", word.unknown, word.line)
+
+
+def _replaced(override: Override, last: Override) -> Note:
+    if override.mark == "~":
+        if last.mark in ("+", "++"):
+            return Note(override.line, f"~{override.key}", f"line {last.line} adds the key again, which counts")
+        reason = f"line {last.line} sets the key again, which verl refuses without + in front: here it counts"
+        return Note(override.line, f"~{override.key}", reason)
+    told = "takes the key out again" if last.mark == "~" else "gives the key again"
+    return Note(
+        override.line, f"{override.mark}{override.key}={override.text}", f"line {last.line} {told}, and the last counts"
+    )
 
 
 def _unclosed(text: str) -> str | None:

@@ -21,6 +21,7 @@ HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\1")
 FUNCTION = re.compile(r"\(\s*\)")
 OVERRIDE = re.compile(r"(?:^|\s)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+=")
 ENDS_EARLY = "a blank after the backslash ends the command there, and what follows is another one: remove the blank"
+DOS_LINES = "lines end as DOS ends them (CRLF): a shell would end the command here; it is read as if they ended in LF"
 ARGUMENTS = frozenset("@*123456789")  # what the script was started with: nothing, here
 SEPARATORS = frozenset("\n;&|()")
 PREFIXES = frozenset({"export", "local", "readonly", "declare", "typeset"})
@@ -86,7 +87,12 @@ def read_with_notes(text: str, environment: Mapping[str, str]) -> tuple[list[lis
     """The same, with notes on functions, continuations that end early, and here-documents with overrides."""
     known = {name: [Word(value)] for name, value in environment.items()}
     reader = _Reader(text.replace("\r\n", "\n"), known)
-    return reader.commands(), reader.notes
+    commands = reader.commands()
+    continued = text.find("\\\r\n")
+    if continued >= 0:
+        number = text.count("\n", 0, continued)
+        reader.notes.append(Note(number + 1, text.splitlines()[number].strip(), DOS_LINES))
+    return commands, reader.notes
 
 
 class _Reader:

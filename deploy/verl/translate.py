@@ -40,8 +40,8 @@ ADDED: Mapping[str, tuple[Any, str]] = {
     "model.dtype": ("bfloat16", "verl trains in mixed precision; DeepSpeed keeps float32 weights beside these"),
     "deepspeed.zero_stage": (3, "FSDP shards weights, gradients and optimizer, as ZeRO-3 does"),
     "rollout.ratio": (
-        2.0,
-        "N'/N: starts twice the groups of a batch, ends as soon as N are finished; 1.0 is verl's way",
+        1.25,
+        "N'/N: starts a quarter more groups than a batch has, ends as soon as N are finished; 1.0 is verl's way",
     ),
     "rollout.lookahead": (1, "batches ahead of the trainer; 0 waits for each step as verl does"),
     "rollout.max_lag": (4, "no trained token is older than this many versions; 0 lag needs ratio 1 and lookahead 0"),

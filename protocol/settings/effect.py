@@ -1,8 +1,8 @@
 """Settings that are given and change nothing, because another one switches off what they belong to.
 
 Always true: only what a user gave counts, never a default or what a preset filled in; each rule is one sentence that
-names the settings without effect and what would give them one. A file that gives all settings of a section, such as a
-printed one, means none of its defaults.
+names the settings without effect and what would give them one, or an effect that never comes in full. A file that gives
+all settings of a section, such as a printed one, means none of its defaults.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from protocol.settings.algorithm import AlgorithmSettings, Correction
 from protocol.settings.data import Truncation
 from protocol.settings.presets import PRESETS
+from protocol.settings.trainer_rules import warmup_notes
 
 if TYPE_CHECKING:
     from protocol.settings.run import RunSettings
@@ -119,8 +120,9 @@ RULES: tuple[Rule, ...] = (
 
 
 def settings_without_effect(settings: "RunSettings") -> list[str]:
-    """One sentence for each rule that settings which were given fall under; empty if all have an effect."""
-    return [sentence for rule in RULES if not rule.matters(settings) for sentence in _sentences(rule, settings)]
+    """One sentence for each rule that settings which were given fall under; empty if all have their effect."""
+    without = [sentence for rule in RULES if not rule.matters(settings) for sentence in _sentences(rule, settings)]
+    return without + warmup_notes(settings, settings.trainer.total_training_steps)
 
 
 def _sentences(rule: Rule, settings: "RunSettings") -> Iterator[str]:

@@ -30,6 +30,7 @@ from protocol.settings.trainer import (
 )
 from protocol.settings.trainer_rules import critic_problem, deepspeed_problem, lora_problem, optim_problem
 
+MAX_SEED = 2**63 - 1  # generators take 64 bits, and ranks add their number
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -38,7 +39,7 @@ class RunSection(Section):
 
     name: str = Field(default="april", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Name of the run: its folder, and its hash tag in Redis."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=MAX_SEED)
     """Seed of shuffles and of everything that is sampled from a seed."""
     dir: Path | None = None
     """Folder of everything this run writes; by default `runs/NAME`."""

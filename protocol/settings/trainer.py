@@ -2,9 +2,11 @@
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from protocol.masking import mask_text
 from protocol.settings.algorithm import KlType
 from protocol.settings.base import Section
 
@@ -13,6 +15,17 @@ LrScheduler = Literal["constant", "cosine", "linear"]
 PolicyLoss = Literal["ppo_clip", "gspo", "cispo", "reinforce"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 DEFAULT_TRACKERS: tuple[Tracker, ...] = ("console", "jsonl", "tensorboard")  # those that come with the trainer
+
+
+def is_http_address(url: str) -> bool:
+    """Whether `url` has http or https, a host, and a port that there can be, and nothing that is no part of one."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # brackets that don't match; a port that is no number or too large
+        return False
+    plain = url.isprintable() and " " not in url and not parts.query and not parts.fragment
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
 
 
 class OptimSettings(Section):
@@ -207,3 +220,10 @@ class TrainerSettings(Section):
     """Machines."""
     n_gpus_per_node: int = Field(default=1, ge=1)
     """Ranks on each machine."""
+
+    @field_validator("service_url")
+    @classmethod
+    def _check_service_url(cls, url: str) -> str:
+        if not is_http_address(url):
+            raise ValueError(f"{mask_text(url)!r} must be a whole http(s) address, such as http://127.0.0.1:8040")
+        return url

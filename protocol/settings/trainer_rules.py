@@ -47,6 +47,19 @@ def warmup_problem(settings: "RunSettings", num_steps: int | None) -> str | None
     )
 
 
+def warmup_notes(settings: "RunSettings", num_steps: int | None) -> list[str]:
+    """Learning rates that a run of `num_steps` is too short to reach, a sentence each."""
+    optims = {"actor": settings.actor.optim}
+    if str(settings.algorithm.adv_estimator) == "gae":
+        optims["critic"] = settings.critic.optim
+    return [
+        f"{name}.optim.lr_warmup_steps = {optim.lr_warmup_steps} is more than the {num_steps} training steps: the rate "
+        f"ends at {optim.lr * num_steps / optim.lr_warmup_steps:g} and never reaches {name}.optim.lr = {optim.lr:g}"
+        for name, optim in optims.items()
+        if num_steps is not None and optim.lr_warmup_steps > num_steps
+    ]
+
+
 def optim_problem(settings: "RunSettings") -> str | None:
     """A learning rate that is described twice."""
     for name, optim in (("actor", settings.actor.optim), ("critic", settings.critic.optim)):

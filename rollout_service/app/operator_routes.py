@@ -100,6 +100,8 @@ async def readyz(host: HostOf) -> JSONResponse:
     since = service.parts.sample_parts.buffer.waiting_since
     if since is not None:
         return JSONResponse({"ready": False, "waits": [f"Redis, for {time.time() - since:.0f} s"]}, 503)
+    if (trouble := service.parts.delivery.trouble) is not None:
+        return JSONResponse({"ready": False, "waits": [trouble]}, 503)
     return JSONResponse({"ready": True, "waits": list(service.parts.loop.scheduler.waits)}, 200)
 
 

@@ -33,7 +33,9 @@ Step = Annotated[int, Path(ge=1, le=MAX_STEP)]
 @router.post("/trainers")
 async def open_trainer(body: OpenTrainer, service: Service) -> TrainerSession:
     """Open a trainer session; every older one is fenced from now on."""
-    return await service.sessions.open(body.durable_step, body.accept_lost_buffer)
+    opened = await service.sessions.open(body.durable_step, body.accept_lost_buffer)
+    service.board.session_opened(opened.durable_step)
+    return opened
 
 
 @router.post("/batches", response_model=None)
@@ -99,8 +101,8 @@ async def get_evaluation(evaluation_id: str, service: Service) -> Evaluation:
 
 @router.post("/trainers/metrics", status_code=204)
 async def trainer_metrics(
-    body: TrainerMetrics, service: Service, host: Annotated[Host, Depends(host_of)], _: TrainerEpoch
+    body: TrainerMetrics, service: Service, host: Annotated[Host, Depends(host_of)], trainer_epoch: TrainerEpoch
 ) -> None:
     """The metrics of a step, shown beside the service's own."""
-    service.board.trainer_metrics = {"step": float(body.step)} | body.metrics
-    host.metrics.delivery.reported(service.board.trainer_metrics)
+    await service.board.reported(body.step, body.metrics, trainer_epoch)
+    host.metrics.delivery.reported(service.board.trainer_metrics, trainer_epoch)

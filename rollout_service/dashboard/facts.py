@@ -12,22 +12,22 @@ def count_text(value: float) -> str:
 
 def number_text(value: float) -> str:
     """Three digits, and no decimals where the number is large."""
-    return count_text(value) if abs(value) >= 1000 else f"{value:.3g}"
+    return count_text(value) if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def share_text(value: float) -> str:
     """A share of 1 in percent."""
-    return f"{100 * value:.3g} %"
+    return f"{number_text(100 * value)} %"
 
 
 def duration_text(value: float) -> str:
     """As the page's script writes durations (`static/format.js`)."""
     seconds = max(0.0, value)
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{round(1000 * seconds)} ms" if seconds >= 5e-4 else "0 s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s" if seconds >= 9.95 else f"{round(seconds, 1):g} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(int(max(60.0, seconds)), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 

@@ -1,8 +1,8 @@
 """An engine without a model: lengths from a distribution, time from a latency model, tokens that prove provenance.
 
 Always true:
-- a token is a function of (sample, position, version), and so is its log-probability: loss, duplication, reordering and
-  a wrong version label can all be found from what was delivered;
+- a token is a function of (sample, position, version) and of how many words there are, and its log-probability of the
+  first three: loss, duplication, reordering and a wrong version label can all be found from what was delivered;
 - the length of a response is a function of (run seed, sample), so a resumed sample ends where it would have ended; one
   that goes on under another id is as long as those are that get so far, so that pooling samples shortens no tail;
 - one task advances every running sequence together, and no more than `slots` of them; the others wait in order;
@@ -28,9 +28,10 @@ from rollout_service.engines.gate import Gate
 from rollout_service.engines.interface import Chunk, EngineStats, GenerationRequest, StreamEnd
 from rollout_service.engines.streams import StreamTable
 from rollout_service.engines.vllm_arguments import check_request
+from rollout_service.engines.vocabulary import known_tokens
 
 END_TOKEN = 0
-NUM_TOKENS = 50_000  # ids 1 .. NUM_TOKENS are words; any vocabulary larger than a few would do
+NUM_TOKENS = 50_000  # ids 1 .. NUM_TOKENS are words, or as many as the model in model.path knows if these are fewer
 MIN_STEP_S = 1e-5  # a step of no time at all would finish every response before anybody could cut it
 MIN_TICK_S = 0.002  # steps shorter than this are taken several at a time: waking the streams costs more
 MIX_POSITION, MIX_VERSION = 0x9E3779B1, 0x85EBCA77  # odd 32-bit constants with well-spread bits
@@ -39,9 +40,9 @@ MAX_DRAWS = 1000  # of a length that is longer than what there is: one in a thou
 BLOCK_TOKENS = 64  # tokens that are computed at once: one at a time costs thirty times as much
 
 
-def simulated_tokens(sample_id: str, start: int, count: int, version: int) -> Tokens:
+def simulated_tokens(sample_id: str, start: int, count: int, version: int, num_tokens: int = NUM_TOKENS) -> Tokens:
     """Tokens [count] that `version` writes at positions start .. start+count of a response, its end not considered."""
-    return (_mix(sample_id, start, count, version) % NUM_TOKENS + 1).astype(np.int32)
+    return (_mix(sample_id, start, count, version) % num_tokens + 1).astype(np.int32)
 
 
 def simulated_logprobs(sample_id: str, start: int, count: int, version: int) -> Logprobs:
@@ -105,6 +106,7 @@ class _Sequence:
     remaining: int
     end: StreamEnd
     version: int
+    num_tokens: int
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     entered: bool = False
@@ -119,7 +121,7 @@ class _Sequence:
         block = self.block
         if block is None or block.version != version or self.position + count > block.start + len(block.tokens):
             size = max(count, BLOCK_TOKENS)
-            tokens = simulated_tokens(self.sample_id, self.position, size, version)
+            tokens = simulated_tokens(self.sample_id, self.position, size, version, self.num_tokens)
             logprobs = simulated_logprobs(self.sample_id, self.position, size, version)
             self.block = block = _Block(self.position, version, tokens, logprobs)
         piece = slice(self.position - block.start, self.position - block.start + count)
@@ -135,6 +137,7 @@ class SimulatedEngine:
         self._model = settings.engine.simulated
         self._worker = worker
         self._lengths = lengths
+        self._num_tokens = known_tokens(settings.model.path, NUM_TOKENS)
         self._streams = StreamTable[_Sequence]()
         self._running: dict[str, _Sequence] = {}
         self._queued: deque[_Sequence] = deque()
@@ -244,7 +247,7 @@ class SimulatedEngine:
         left = max(1, whole - has)
         budget = request.sampling.max_tokens
         end = StreamEnd.STOP if left <= budget else StreamEnd.LENGTH
-        return _Sequence(request, sample_id, request.num_prefix_tokens, min(left, budget), end, self._version)
+        return _Sequence(request, sample_id, has, min(left, budget), end, self._version, self._num_tokens)
 
     async def _enter(self, sequence: _Sequence) -> None:
         while self._gate.is_closed and not sequence.done:

@@ -224,7 +224,10 @@ DELIVERY = MetricSection(
         gauge("april_batches_leased", "Batches leased and not durable.", "batches"),
         gauge("april_trained_step", "Last step that the trainer reported as trained.", "steps"),
         gauge("april_durable_step", "Last step that is in a trainer checkpoint.", "steps"),
-        gauge("april_trainer_connected", "1 once a trainer has opened a session with this process."),
+        gauge(
+            "april_trainer_connected",
+            "1 once a trainer has called this process, with a new session or an older one; it stays 1 when it ends.",
+        ),
         gauge("april_trainer_epoch", "Trainer sessions opened so far.", "sessions"),
         histogram(
             "april_delivery_wait_seconds",

@@ -1,6 +1,7 @@
 """What the trainer's side of the API tells: deliveries, their lags, long polls, and the trainer's own step metrics.
 
-Always true: the trainer's metrics are at most MAX_NAMES series, whatever a trainer sends.
+Always true: the trainer's metrics are at most MAX_NAMES series, whatever a trainer sends; the wait of a step counts
+once in a session, since a trainer that heard no answer sends it again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ class DeliveryMetrics(Collector):
         tokens = SERVICE_CATALOGUE.counter("april_batch_tokens_total", registry)
         self._tokens = [tokens.labels(name) for name in LAG_LABELS]
         self._idle_s = SERVICE_CATALOGUE.counter("april_trainer_idle_seconds_total", registry)
+        self._counted = (0, -1.0)  # trainer epoch and step of the last wait that is counted
         self._reported: dict[str, float] = {}
         registry.register(self)
 
@@ -56,9 +58,12 @@ class DeliveryMetrics(Collector):
         """A batch is sent again, as it was."""
         self._replay.inc()
 
-    def reported(self, metrics: Mapping[str, float]) -> None:
-        """The trainer's metrics of a step."""
-        self._idle_s.inc(max(0.0, metrics.get(WAIT_METRIC, 0.0)))
+    def reported(self, metrics: Mapping[str, float], trainer_epoch: int) -> None:
+        """The trainer's metrics of a step, its number among them; sent again, its wait counts no second time."""
+        waited_s, place = metrics.get(WAIT_METRIC), (trainer_epoch, metrics["step"])
+        if waited_s is not None and place > self._counted:
+            self._counted = place
+            self._idle_s.inc(max(0.0, waited_s))
         for name, value in metrics.items():
             if name in self._reported or len(self._reported) < MAX_NAMES:
                 self._reported[name] = value

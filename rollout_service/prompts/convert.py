@@ -104,6 +104,8 @@ def _cell(record: Mapping[str, Any], column: str, origin: str) -> str:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name the JSONL, CSV or TSV files in it")
     if not path.is_file():
         raise DataError(f"{path} does not exist; name a JSONL, CSV or TSV file")
     suffix = path.suffix.lower()

@@ -19,6 +19,8 @@ def read_files(paths: Sequence[Path], prompt_key: str, needs_label: bool) -> lis
 
 
 def _read_file(path: Path, prompt_key: str, needs_label: bool) -> list[Row]:
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name the Parquet or JSONL files in it")
     if not path.is_file():
         raise DataError(f"{path} does not exist; name a Parquet or JSONL file (relative paths start at {Path.cwd()})")
     suffix = path.suffix.lower()

@@ -47,7 +47,7 @@ def read_record(record: Mapping[str, Any], origin: str, stem: str, prompt_key: s
     return Row(
         prompt=read_prompt(record[prompt_key], origin),
         ground_truth=as_json(label, origin),
-        data_source=str(source) if source else stem,
+        data_source=encodable(str(source) if source else stem, origin),
         origin=origin,
         extra=read_extra(record.get("extra_info"), origin),
     )
@@ -104,7 +104,11 @@ def read_extra(value: Any, origin: str) -> dict[str, Any]:
 def as_json(value: Any, origin: str) -> Json:
     """`value` if it is JSON, numpy's and Parquet's numbers made plain."""
     try:
-        return json.loads(json.dumps(value, default=_plain_number))
+        text = json.dumps(value, default=_plain_number, ensure_ascii=False)
+        text.encode()
+        return json.loads(text)
+    except UnicodeEncodeError as error:
+        raise DataError(f"{origin}: a label or its extra_info holds half a surrogate pair; mend the text") from error
     except (TypeError, ValueError) as error:
         raise DataError(f"{origin}: a label or its extra_info can't be written as JSON ({error})") from error
 
@@ -119,7 +123,7 @@ def _plain_number(value: Any) -> Any:
 def _read_message(message: Any, origin: str) -> Message:
     if not isinstance(message, Mapping) or any(not isinstance(message.get(key), str) for key in MESSAGE_KEYS):
         raise DataError(f"{origin}: a chat message must have 'role' and 'content' as text, found {str(message)[:80]}")
-    return {key: message[key] for key in MESSAGE_KEYS}
+    return {key: encodable(message[key], origin) for key in MESSAGE_KEYS}
 
 
 def _find_label(record: Mapping[str, Any]) -> Any:

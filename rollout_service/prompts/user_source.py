@@ -6,7 +6,7 @@ from typing import Any, cast
 from protocol.errors import DataError
 from protocol.settings import RunSettings
 from rollout_service.prompts.imports import import_function
-from rollout_service.prompts.rows import Row, as_json, read_extra, read_prompt
+from rollout_service.prompts.rows import Row, as_json, encodable, read_extra, read_prompt
 
 REQUIRED = ("prompt", "ground_truth", "data_source")
 OPTIONAL = ("extra", "id")
@@ -46,8 +46,8 @@ def _read_row(row: Any, origin: str) -> Row:
     return Row(
         prompt=read_prompt(row["prompt"], origin),
         ground_truth=as_json(row["ground_truth"], origin),
-        data_source=str(row["data_source"]),
+        data_source=encodable(str(row["data_source"]), origin),
         origin=origin,
         extra=read_extra(row.get("extra"), origin),
-        prompt_id=None if identity is None else str(identity),
+        prompt_id=None if identity is None else encodable(str(identity), origin),
     )

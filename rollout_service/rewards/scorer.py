@@ -16,6 +16,9 @@ CheckFunction = Callable[[Json, str], None]
 PrepareFunction = Callable[[str], None]
 
 
+LARGEST_REWARD = 3.4028234663852886e38  # of float32, in which a batch carries rewards
+
+
 def nothing_to_prepare(data_source: str) -> None:
     """For scorers that are ready when they are imported."""
 
@@ -37,9 +40,9 @@ class LoadedScorer:
 
 
 def to_reward(result: Any) -> Reward:
-    """The reward that a scorer's result stands for. Raises ScoringError unless it is a finite number.
+    """The reward that a scorer's result stands for. Raises ScoringError unless it is a number that float32 can hold.
 
-    A mapping counts by `score`; its other finite numbers become the parts, anything else in it is left out.
+    A mapping counts by `score`; its other such numbers become the parts, anything else in it is left out.
     """
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
@@ -57,12 +60,22 @@ def _finite(value: Any) -> float:
     if number is None or not math.isfinite(number):
         shown = repr(value)[:80] if number is None else f"{number}"
         raise ScoringError(FailReason.REWARD_NOT_FINITE, f"the scorer returned {shown}, which is not a finite number")
+    if not _fits(number):
+        raise ScoringError(
+            FailReason.REWARD_NOT_FINITE,
+            f"the scorer returned {number:g}, which is infinite in a batch's float32: give a smaller number",
+        )
     return number
+
+
+def _fits(number: float) -> bool:
+    """Whether float32 holds it as a finite number; NaN is none."""
+    return abs(number) <= LARGEST_REWARD
 
 
 def _parts(values: Mapping[Any, Any]) -> dict[str, float]:
     numbers = {str(name): _as_number(value) for name, value in values.items() if name != "score"}
-    return {name: number for name, number in numbers.items() if number is not None and math.isfinite(number)}
+    return {name: number for name, number in numbers.items() if number is not None and _fits(number)}
 
 
 def _as_number(value: Any) -> float | None:

@@ -7,8 +7,10 @@ Always true:
   the rounds since the last change are averaged, at least `SETTLING_ROUNDS` of them;
 - it does not oscillate: a ratio that was left because it was too small is a floor, one that was too large a ceiling,
   and later moves go at most half the way to them, until a move would be smaller than `SMALLEST_STEP`. They are
-  forgotten when the ratio has been right for `CALM_ROUNDS`, or when the reason to move is stronger by `DRIFT` than the
-  one that made them: what is measured is not what it was then.
+  forgotten when the ratio has been right, no limit near, for `CALM_ROUNDS`, or when the reason to move is stronger by
+  `DRIFT` than the one that made them: what is measured is not what it was then;
+- a limit wins over a floor: while one is passed the ratio goes down, to the floor and below it, and the floor is
+  forgotten. What then rests below a limit with idle slots says that there is no ratio which has both.
 
 Over-provisioning buys a full engine (a small bubble) with off-policy tokens, prefills and KV cache. So the ratio goes
 up while slots idle in the tail of rounds, and down when a limit is passed, or when the slots are full anyway.
@@ -28,7 +30,7 @@ BUBBLE_LOW = 0.03  # less: the engine is full, and a smaller ratio costs nothing
 REPREFILL_HIGH = 0.15  # of the tokens that the engines process: prefills of resumed samples
 PREEMPTIONS_HIGH = 0.05  # for each sample that is started: the KV cache is too small for what runs
 GROWTH_HIGH = 0.1  # of a batch that the buffer grows by in each round: what is started is not used up
-DEAD_BAND = 0.1  # a limit must be passed by this share of it
+DEAD_BAND = 0.1  # a limit counts as passed by this share of it or more, and as near from this share below it on
 DRIFT = 0.5  # of a limit: more than the averages of a noisy run wander
 
 
@@ -82,10 +84,11 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A ratio that was left, and how strong the reason was."""
+    """A ratio that was left, and how strong the reason was; `passed` says which limit was passed at it, if one was."""
 
     ratio: float
     strength: float
+    passed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,12 @@ class ControllerState:
 
 @dataclass(frozen=True, slots=True)
 class _Urge:
-    """A reason to move; `strength` is by how much of its limit a limit is passed."""
+    """A reason to move; `strength` is by how much of its limit a limit is passed. `limit`: it is about one."""
 
     direction: Direction
     strength: float
     reason: str
+    limit: bool = False
 
 
 def step_controller(
@@ -125,7 +129,7 @@ def step_controller(
     if num_rounds < SETTLING_ROUNDS:
         return state, _stay(state, f"waiting for {SETTLING_ROUNDS} rounds at this ratio ({urge.reason})")
     if urge.direction is Direction.STAY:
-        calm = state.num_calm + 1
+        calm = 0 if urge.limit else state.num_calm + 1
         if calm >= CALM_ROUNDS:
             state = replace(state, floor=None, ceiling=None)
         return replace(state, num_calm=calm), _stay(state, urge.reason)
@@ -144,20 +148,45 @@ def _move(state: ControllerState, urge: _Urge, bounds: TuneBounds) -> tuple[Cont
     assert state.averages is not None, "a round was measured"
     up = urge.direction is Direction.UP
     wanted = state.ratio * (1 + STEP) if up else state.ratio / (1 + STEP)
-    barrier = state.ceiling if up else state.floor
+    barrier = _barrier(state, up)
     if barrier is not None:
         half_way = math.sqrt(state.ratio * barrier.ratio)
         wanted = min(wanted, half_way) if up else max(wanted, half_way)
         if abs(wanted / state.ratio - 1) < SMALLEST_STEP:
-            side = "large" if up else "small"
-            return state, _stay(state, f"{urge.reason}, but {barrier.ratio:g} was too {side}: resting between the two")
+            if not urge.limit:
+                return _rest(state, urge, barrier)
+            wanted = min(barrier.ratio, state.ratio / (1 + SMALLEST_STEP))
     ratio = round(min(max(wanted, bounds.min_ratio), bounds.max_ratio), 3)
     if ratio == state.ratio:
         end = "largest" if up else "smallest"
         return state, _stay(state, f"{urge.reason}, but {ratio:g} is the {end} ratio allowed")
-    mark = Mark(state.ratio, urge.strength)
-    moved = ControllerState(ratio, floor=mark if up else state.floor, ceiling=state.ceiling if up else mark)
+    mark = Mark(state.ratio, urge.strength, urge.reason if urge.limit else "")
+    if up:
+        moved = ControllerState(ratio, floor=mark, ceiling=state.ceiling)
+    else:
+        floor = state.floor if state.floor is not None and state.floor.ratio < ratio else None
+        moved = ControllerState(ratio, floor=floor, ceiling=mark)
     return moved, Tuning(ratio, urge.direction, urge.reason, state.averages)
+
+
+def _barrier(state: ControllerState, up: bool) -> Mark | None:
+    """What lies on the way: the floor that a rest leaves is where the ratio is, and stops nothing."""
+    if up:
+        return state.ceiling
+    return state.floor if state.floor is not None and state.floor.ratio < state.ratio else None
+
+
+def _rest(state: ControllerState, urge: _Urge, barrier: Mark) -> tuple[ControllerState, Tuning]:
+    """Between a ratio that was too small and one that was too large there is no other."""
+    if urge.direction is Direction.DOWN:
+        reason = f"{urge.reason}, but {barrier.ratio:g} was too small: resting between the two"
+        return state, _stay(state, reason)
+    floor = state.floor or Mark(state.ratio, urge.strength)  # against which a stronger reason is seen
+    if barrier.passed:
+        reason = f"{urge.reason}, and no ratio has fewer within the limits: at {barrier.ratio:g} {barrier.passed}"
+    else:
+        reason = f"{urge.reason}, but {barrier.ratio:g} was too large: resting between the two"
+    return replace(state, floor=floor), _stay(state, reason)
 
 
 def _stay(state: ControllerState, reason: str) -> Tuning:
@@ -166,7 +195,7 @@ def _stay(state: ControllerState, reason: str) -> Tuning:
 
 
 def _averaged(before: RoundMeasures | None, now: RoundMeasures, weight: float) -> RoundMeasures:
-    """The mean of few rounds, an exponential average of many; what the trainer has not reported yet stays unknown."""
+    """The mean of few rounds, an exponential average of many; what the trainer reports no more is unknown again."""
     if before is None:
         return now
 
@@ -174,7 +203,7 @@ def _averaged(before: RoundMeasures | None, now: RoundMeasures, weight: float) -
         return old + (new - old) * weight
 
     def known(old: float | None, new: float | None) -> float | None:
-        return new if old is None else old if new is None else mix(old, new)
+        return new if old is None or new is None else mix(old, new)
 
     return RoundMeasures(
         bubble=mix(before.bubble, now.bubble),
@@ -191,26 +220,30 @@ def _strongest(seen: RoundMeasures, bounds: TuneBounds) -> _Urge:
     broken = [urge for urge in _limits(seen, bounds) if urge.strength > DEAD_BAND]
     if broken:
         return max(broken, key=lambda urge: urge.strength)
-    near = [urge for urge in _limits(seen, bounds) if urge.strength > -DEAD_BAND]
+    near = sorted((u for u in _limits(seen, bounds) if u.strength > -DEAD_BAND), key=lambda u: -u.strength)
     excess = seen.bubble / BUBBLE_HIGH - 1
     if excess > DEAD_BAND:
         idle = f"{seen.bubble:.0%} of slot time is idle while a batch fills"
         if near:
-            return _Urge(Direction.STAY, 0.0, f"{idle}, but {near[0].reason}")
+            return _Urge(Direction.STAY, 0.0, f"{idle}, but {near[0].reason}", limit=True)
         return _Urge(Direction.UP, excess, idle)
     slack = 1 - seen.bubble / BUBBLE_LOW
     if slack > DEAD_BAND:
         return _Urge(
             Direction.DOWN, slack, f"only {seen.bubble:.1%} of slot time is idle: a smaller ratio costs little"
         )
-    return _Urge(Direction.STAY, 0.0, f"{seen.bubble:.0%} of slot time is idle and no limit is passed")
+    idle = f"{seen.bubble:.0%} of slot time is idle"
+    if near:
+        within = f", by less than the dead band of {DEAD_BAND:.0%}" if near[0].strength > 0 else ""
+        return _Urge(Direction.STAY, 0.0, f"{idle} and {near[0].reason}{within}", limit=True)
+    return _Urge(Direction.STAY, 0.0, f"{idle} and no limit is passed")
 
 
 def _limits(seen: RoundMeasures, bounds: TuneBounds) -> list[_Urge]:
     """How far each limit is passed; negative below it."""
 
     def above(value: float, limit: float, text: str) -> _Urge:
-        return _Urge(Direction.DOWN, value / limit - 1 if limit > 0 else math.copysign(1, value - limit), text)
+        return _Urge(Direction.DOWN, value / limit - 1 if limit > 0 else math.copysign(1, value - limit), text, True)
 
     urges = [
         above(seen.preemptions, PREEMPTIONS_HIGH, f"{seen.preemptions:.0%} of samples started are preempted"),
@@ -222,5 +255,5 @@ def _limits(seen: RoundMeasures, bounds: TuneBounds) -> list[_Urge]:
         urges.append(above(seen.off_policy, bounds.max_off_policy, text))
     if seen.ess is not None and bounds.min_ess > 0:
         text = f"the effective sample size is {seen.ess:.2f}, at least {bounds.min_ess:.2f} is wanted"
-        urges.append(_Urge(Direction.DOWN, (bounds.min_ess - seen.ess) / bounds.min_ess, text))
+        urges.append(above(1 - seen.ess, 1 - bounds.min_ess, text))  # what is lost, against what may be
     return urges

@@ -71,6 +71,11 @@ class GroupedLengths:
         return GroupedWorkload(_again(self.prompts, seed) if bootstrap else self.prompts, seed)
 
 
+def can_draw_again(lengths: LengthSource) -> bool:
+    """Whether a bootstrap of it differs from what was observed: a distribution is known, and no sample of one."""
+    return not isinstance(lengths, SpecLengths)
+
+
 def _again(items: Sequence[T], seed: int) -> tuple[T, ...]:
     return tuple(random.Random(~seed).choices(items, k=len(items)))  # noqa: S311  a simulation
 
@@ -107,7 +112,8 @@ def survival_of_trace(trace: Trace) -> Survival:
         raise DataError(
             f"no sample of {trace.name} has finished, {len(samples)} are unfinished: let the run go on until some have"
         )
-    return kaplan_meier([s.num_tokens for s in samples], [s.finished for s in samples])
+    prompts = [s.prompt_id for s in samples]
+    return kaplan_meier([s.num_tokens for s in samples], [s.finished for s in samples], prompts)
 
 
 def completed(survival: Survival, tokens: int, rng: random.Random) -> int:

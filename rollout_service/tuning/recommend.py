@@ -6,7 +6,6 @@ Always true:
 - among points that are about as fast, the one with the least off-policy share is taken.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 from protocol.errors import SettingsError
 from protocol.settings import smallest_max_lag
 from rollout_service.tuning.report import policy_name
-from rollout_service.tuning.sweep import Point, PointResult, speed_up
+from rollout_service.tuning.sweep import Point, PointResult, half_band, speed_up
 
 WORTH = 0.03  # a gain below this is not worth off-policy data: runs differ by as much from day to day
 AS_FAST = 0.02  # points within this of the fastest count as fast
 FULL_ENGINE = 0.93  # of the ceiling: ratio 1 leaves nothing to gain
 MAX_PREEMPTED_SHARE = 0.01  # of samples: beyond this the KV cache, not the slots, bounds the engine
-Z_95 = 1.959964  # two-sided band of 95 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +33,13 @@ class UserLimits:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A point, what it gains over ratio 1 without lookahead (band of 95 %), and two sentences."""
+    """A point, what it gains over ratio 1 without lookahead (band of 95 %, over what), and two sentences."""
 
     point: Point
-    max_lag: int
     gain: float
     gain_low: float
     gain_high: float
+    over: str
     off_policy_share: float
     reason: str
     base: str
@@ -62,8 +60,8 @@ def recommend(results: Sequence[PointResult], limits: UserLimits, ceiling: float
     fastest = max(allowed, key=lambda r: r.tokens_per_s)
     as_fast = [r for r in allowed if r.tokens_per_s >= (1 - AS_FAST) * fastest.tokens_per_s]
     best = min(as_fast, key=lambda r: (round(r.off_policy_share, 3), r.mean_lag, r.point.ratio))
-    gain, error = speed_up(best, plain)
-    if best is not plain and gain - 1 < max(WORTH, Z_95 * _known(error)):
+    gain, _ = speed_up(best, plain)
+    if best is not plain and gain - 1 < max(WORTH, half_band(best, plain)):
         best = plain
     return _recommendation(best, plain, base, results, limits, ceiling)
 
@@ -76,15 +74,16 @@ def _recommendation(
     limits: UserLimits,
     ceiling: float,
 ) -> Recommendation:
-    gain, error = speed_up(best, base)
-    band = Z_95 * _known(error)
+    gain, _ = speed_up(best, base)
+    band = half_band(best, base)
     why = (
-        _why_plain(best, results, ceiling)
+        _why_plain(best, results, limits, ceiling)
         if best is plain and best.point.ratio == 1
         else _why(best, base, results, limits)
     )
     against = f"ratio {base.point.ratio:g} with lookahead {base.point.lookahead}"
-    return Recommendation(best.point, best.max_lag, gain, gain - band, gain + band, best.off_policy_share, why, against)
+    over = "prompts drawn again" if best.drawn_again else "other random numbers"
+    return Recommendation(best.point, gain, gain - band, gain + band, over, best.off_policy_share, why, against)
 
 
 def _why(best: PointResult, base: PointResult, results: Sequence[PointResult], limits: UserLimits) -> str:
@@ -111,7 +110,7 @@ def _why(best: PointResult, base: PointResult, results: Sequence[PointResult], l
     return f"{first} {second}"
 
 
-def _why_plain(best: PointResult, results: Sequence[PointResult], ceiling: float) -> str:
+def _why_plain(best: PointResult, results: Sequence[PointResult], limits: UserLimits, ceiling: float) -> str:
     fastest = max(results, key=lambda r: r.tokens_per_s)
     gain, _ = speed_up(fastest, best)
     share = best.tokens_per_s / ceiling
@@ -124,8 +123,10 @@ def _why_plain(best: PointResult, results: Sequence[PointResult], ceiling: float
             f"1.0 is best here: no ratio is faster by {WORTH:.0%} or more, since idle slots "
             f"({best.bubble_share:.0%} of the time) are not what bounds this run."
         )
-    else:
+    elif all(_excess(r, limits) for r in results if speed_up(r, best)[0] - 1 >= WORTH):
         first = "1.0 is best here: all that is faster breaks your limits."
+    else:
+        first = "1.0 is best here: what is faster within your limits is so by no more than noise."
     if fastest is best:
         return f"{first} Nothing that was tried is faster."
     second = f"The fastest that was tried, ratio {fastest.point.ratio:g}, gains {gain - 1:+.1%} for "
@@ -154,7 +155,7 @@ def recommendation_sentences(found: Recommendation) -> list[str]:
         f'Recommended: rollout.ratio = {point.ratio:g}, rollout.admission = "{point.admission.value}", rollout.order = '
         f'"{point.order.value}", rollout.lookahead = {point.lookahead} (needs rollout.max_lag >= {needed}).',
         f"Expected: {found.gain:.2f} times the throughput of {found.base} (95 % band {found.gain_low:.2f} to "
-        f"{found.gain_high:.2f}, over prompts drawn again), {found.off_policy_share:.0%} off-policy tokens.",
+        f"{found.gain_high:.2f}, over {found.over}), {found.off_policy_share:.0%} off-policy tokens.",
         found.reason,
     ]
 
@@ -186,7 +187,3 @@ def _nothing_fits(results: Sequence[PointResult], limits: UserLimits) -> str:
         f"no ratio that was tried keeps your limits: the nearest is ratio {point.ratio:g} with {policy_name(point)} "
         f"and lookahead {point.lookahead}, and {text}; raise that limit, or lower the lookahead"
     )
-
-
-def _known(error: float) -> float:
-    return 0.0 if math.isnan(error) else error

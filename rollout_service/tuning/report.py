@@ -43,6 +43,8 @@ BY_LAG: tuple[tuple[str, str, str], ...] = (
     ("ahead", "lookahead", "d"),
     ("lag 0, 1, 2, …", "lags", "s"),
 )
+SAME_SHARE = 0.05  # of a batch: what stayed over differs by as much in a few hundred rounds
+MOSTLY_FULL = 0.15  # of slot time idle, at most: then little is left for a ratio to fill
 MAX_LAGS_SHOWN = 5  # of the histogram; the last takes the rest
 
 
@@ -50,14 +52,13 @@ def point_row(result: PointResult, base: PointResult, scenario: Scenario, ceilin
     """Everything about one point. Times in seconds, counts a round on average, shares of 1."""
     gain, error = speed_up(result, base)
     fresh = result.total("num_fresh")
-    target = math.ceil(result.point.ratio * scenario.batch_groups)
     return {
         "ratio": result.point.ratio,
         "policy": policy_name(result.point),
         "admission": result.point.admission.value,
         "order": result.point.order.value,
         "lookahead": result.point.lookahead,
-        "max_lag": result.max_lag,
+        "max_lag": scenario.max_lag,
         "num_rounds": int(result.total("num_rounds")),
         "tokens_per_s": result.tokens_per_s,
         "speed_up": gain,
@@ -80,12 +81,20 @@ def point_row(result: PointResult, base: PointResult, scenario: Scenario, ceilin
         "round_s": result.per_round("generated_s"),
         "tail_saved_s": result.per_round("tail_saved_s"),
         "mean_start_age": result.per_round("start_age"),
-        "mean_start_age_closed_form": mean_start_age(target, scenario.batch_groups),
+        "mean_start_age_closed_form": _start_age_expected(result, scenario),
         "trained_mean_length": result.total("trained_tokens") / result.total("trained_samples"),
         "dispatched_mean_length": (
             result.total("dispatched_tokens") / (fresh * scenario.group_samples) if fresh else None
         ),
     }
+
+
+def _start_age_expected(result: PointResult, scenario: Scenario) -> float | None:
+    """The closed form; None where it does not hold, since fewer or more than N' were in flight as rounds ended."""
+    groups = scenario.batch_groups
+    target = math.ceil(result.point.ratio * groups)
+    stayed = result.per_round("parked_groups") + result.per_round("surplus_groups")
+    return mean_start_age(target, groups) if abs(stayed - (target - groups)) <= SAME_SHARE * groups else None
 
 
 def policy_name(point: Point) -> str:
@@ -128,8 +137,8 @@ def scenario_row(scenario: Scenario, full: FullEngine) -> dict[str, Any]:
     }
 
 
-def share_sentences(scenario: Scenario, full: FullEngine) -> list[str]:
-    """The number that decides how off-policy a full engine is, and what it implies."""
+def share_sentences(scenario: Scenario, full: FullEngine, results: Sequence[PointResult] = ()) -> list[str]:
+    """The number that decides how off-policy a full engine is, and what was measured without over-provisioning."""
     samples = scenario.batch_groups * scenario.group_samples
     share = full.slots_per_sample
     sentences = [
@@ -141,15 +150,23 @@ def share_sentences(scenario: Scenario, full: FullEngine) -> list[str]:
     ]
     if share >= 1:
         sentences.append(
-            "All samples of a batch run at once, so a full engine is mostly off-policy: fewer slots or a larger batch "
-            "lower that share, another ratio only trades it for idle slots."
+            "All samples of a batch run at once: fewer slots or a larger batch lower the off-policy share of a full "
+            "engine, another ratio only trades it for idle slots."
         )
-    else:
-        sentences.append(
-            f"A batch passes through the slots {1 / share:.1f} times, so the engine is full for most of a round "
-            "without over-provisioning, and a small ratio is enough to hide the tail."
-        )
+    sentences += [_idle_sentence(result, share) for result in results if result.point.ratio == 1]
     return sentences
+
+
+def _idle_sentence(result: PointResult, share: float) -> str:
+    """What was measured of a batch that nothing is started on top of."""
+    idle, point = result.bubble_share, result.point
+    passes = f"a batch passes through the slots {1 / share:.1f} times, and " if share < 1 else ""
+    where = (
+        f"At ratio 1 with {policy_name(point)} and lookahead {point.lookahead} {passes}{idle:.0%} of slot time idles"
+    )
+    if idle <= MOSTLY_FULL:
+        return f"{where}: the engine is full for most of a round without over-provisioning."
+    return f"{where} while rounds fill: that is what over-provisioning can win."
 
 
 def notes(results: Sequence[PointResult], scenario: Scenario) -> list[str]:

@@ -20,14 +20,14 @@ from multiprocessing import get_context, parent_process
 import numpy as np
 
 from protocol.errors import DataError
-from protocol.settings import smallest_max_lag
 from protocol.settings.rollout import Admission, RoundOrder
 from rollout_service.scheduler.decisions import RoundLimits
 from rollout_service.tuning.engine_model import EngineModel
 from rollout_service.tuning.forecast import LengthForecast
-from rollout_service.tuning.lengths import LengthSource
+from rollout_service.tuning.lengths import LengthSource, can_draw_again
 from rollout_service.tuning.results import BatchResult, RoundResult
 from rollout_service.tuning.simulation import Simulation, TrainerModel
+from rollout_service.tuning.student import t_95
 
 NUM_PARTS = 4  # of the rounds of a point: a standard error can be had from four, and two cores are kept busy
 FORESEEING = frozenset({Admission.BUDGET, Admission.TAPER})  # want predicted lengths
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What is given. `max_lag` None: as large as a point needs."""
+    """What is given. `max_lag` None: so large that it never binds."""
 
     lengths: LengthSource
     engine: EngineModel
@@ -55,6 +55,11 @@ class Scenario:
     group_samples: int
     max_lag: int | None = None
     bootstrap: bool = False
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether each part has prompts of its own, drawn again from those observed, rather than a seed of its own."""
+        return self.bootstrap and can_draw_again(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +96,12 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """A point over all its parts, in the order of their seeds."""
+    """A point over all its parts, in the order of their seeds. `drawn_again`: each has prompts drawn again."""
 
     point: Point
     max_lag: int
     parts: tuple[PartResult, ...]
+    drawn_again: bool = False
 
     def total(self, name: str) -> float:
         """A sum over all parts."""
@@ -144,10 +150,23 @@ class PointResult:
 
 
 def speed_up(result: PointResult, base: PointResult) -> tuple[float, float]:
-    """Throughput over that of `base`, and the standard error over the parts, which met the same prompts."""
+    """Throughput over that of `base`, and its standard error over the parts, which met the same prompts.
+
+    Parts that differ by seed are averaged, so the error is that of a mean. Parts whose prompts were drawn again each
+    show how far another sample of prompts may be from this one: that spread is the error, and no mean lowers it.
+    """
     ratios = [a.tokens_per_s / b.tokens_per_s for a, b in zip(result.parts, base.parts, strict=True)]
-    error = float(np.std(ratios, ddof=1)) / math.sqrt(len(ratios)) if len(ratios) > 1 else math.nan
-    return result.tokens_per_s / base.tokens_per_s, error
+    gain = result.tokens_per_s / base.tokens_per_s
+    if len(ratios) < 2:
+        return gain, math.nan
+    spread = float(np.std(ratios, ddof=1))
+    return gain, spread if result.drawn_again else spread / math.sqrt(len(ratios))
+
+
+def half_band(result: PointResult, base: PointResult) -> float:
+    """Half of the band of 95 % of the speed-up, by Student's t for so few parts; 0 if there is one part only."""
+    _, error = speed_up(result, base)
+    return 0.0 if math.isnan(error) else t_95(len(result.parts)) * error
 
 
 def warm_up_rounds(point: Point) -> int:
@@ -156,21 +175,19 @@ def warm_up_rounds(point: Point) -> int:
 
 
 def round_limits(scenario: Scenario, point: Point) -> RoundLimits:
-    """The scheduler's limits. A lag bound that is not given is as wide as the scheduler could need."""
-    needed = smallest_max_lag(point.ratio, point.lookahead)
-    max_lag = scenario.max_lag if scenario.max_lag is not None else UNBOUNDED_LAG * max(1, needed)
+    """The scheduler's limits."""
     return RoundLimits(
         batch_groups=scenario.batch_groups,
         group_samples=scenario.group_samples,
         ratio=point.ratio,
         lookahead=point.lookahead,
-        max_lag=max_lag,
+        max_lag=UNBOUNDED_LAG if scenario.max_lag is None else scenario.max_lag,
         admission=point.admission,
         order=point.order,
     )
 
 
-UNBOUNDED_LAG = 16  # times what steady state needs: no group waits as long, so nothing must finish
+UNBOUNDED_LAG = 2**31  # more rounds than anybody simulates: nothing must ever finish for it
 
 
 def simulate_part(scenario: Scenario, point: Point, num_rounds: int, seed: int) -> PartResult:
@@ -234,7 +251,7 @@ def sweep(
         part_done()
         if len(done[point]) == NUM_PARTS:
             parts = tuple(done[point][seed] for seed in range(NUM_PARTS))
-            yield PointResult(point, round_limits(scenario, point).max_lag, parts)
+            yield PointResult(point, round_limits(scenario, point).max_lag, parts, scenario.draws_again)
 
 
 def _parts(

@@ -12,7 +12,7 @@ from pathlib import Path
 from protocol.errors import DataError, SettingsError
 from rollout_service.tuning.length_specs import is_spec, parse_lengths
 from rollout_service.tuning.lengths import FlatLengths, LengthSource, SpecLengths, lengths_of_trace
-from rollout_service.tuning.trace_reader import read_trace
+from rollout_service.tuning.trace_reader import GZIP, read_trace
 from rollout_service.tuning.trace_records import MAX_TOKENS, Header, LengthLine
 
 DELIMITERS = (",", ";", "\t")  # what spreadsheets and logs write
@@ -156,7 +156,10 @@ def _count(text: str, path: Path, line: int) -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        if data.startswith(GZIP):
+            raise DataError(f"{path} is packed by gzip: unpack it with `gzip -d`, and name what comes out")
+        return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
     except OSError as error:
         raise DataError(f"can't read {path} ({error.strerror}); check the path and its permissions") from error
     except UnicodeDecodeError as error:

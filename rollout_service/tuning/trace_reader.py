@@ -2,7 +2,9 @@
 
 Always true of a `Trace`: it is of one run; a sample's length is what its last attempt ended with, even if the lines of
 earlier attempts are gone; a sample is finished or it is right-censored at that length; one that went on in a later
-group under another id is one sample, of the group that started it.
+group under another id is one sample, of the group that started it; one that still runs is as long as was last written
+of it, and how many run of which nothing was written is in the notes; lengths are those under one budget, whatever the
+budgets were that the lives of the service had: a shorter one only says that a response is at least so long.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,6 +26,8 @@ from rollout_service.tuning.trace_records import (
     MomentLine,
     Record,
     RoundLine,
+    RunningLine,
+    RunningSample,
     ScoreLine,
     TracedLimits,
     TrainedLine,
@@ -31,11 +35,15 @@ from rollout_service.tuning.trace_records import (
 from rollout_service.tuning.trace_writer import trace_folder
 
 FINISHED = frozenset({"stop", "length"})
+GZIP = b"\x1f\x8b"
 
 
 @dataclass(slots=True)
 class TracedSample:
-    """One response. `num_tokens`: its length if `finished`, else what it had when it was last seen."""
+    """One response. `num_tokens`: its length if `finished`, else what it had when it was last seen.
+
+    `budget`: the `max_response_length` in force when it was last seen; None if it is not known.
+    """
 
     sample_id: str
     group_id: str
@@ -47,6 +55,7 @@ class TracedSample:
     reward: float | None = None
     failed: str | None = None
     attempts: list[AttemptLine] = field(default_factory=list[AttemptLine])
+    budget: int | None = None
 
 
 @dataclass(slots=True)
@@ -72,14 +81,17 @@ class Trace:
         return [sample for sample in self.samples if sample.finished]
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace file, a folder of them, or a run's folder. Raises DataError with what is wrong and where."""
+def read_trace(path: Path, budget: int | None = None) -> Trace:
+    """Read a trace file, a folder of them, or a run's folder. Raises DataError with what is wrong and where.
+
+    Lengths are under `budget` (`max_response_length`); None is that of the last life.
+    """
     files = trace_files(path)
     builder = _Builder()
     for file in files:
         if (data := _read(file, builder.notes)) is not None:
             builder.add_file(file, _lines(file, data, builder.notes))
-    return builder.build()
+    return builder.build(budget)
 
 
 def trace_files(path: Path) -> list[Path]:
@@ -91,6 +103,8 @@ def trace_files(path: Path) -> list[Path]:
     for folder in (trace_folder(path), path):
         if files := sorted(folder.glob("*.jsonl")):
             return files
+        if any(folder.glob("*.jsonl.gz")):
+            raise DataError(f"the trace in {folder} is packed by gzip: unpack it with `gzip -d`, it is read as it is")
     raise DataError(
         f"{path} has no trace: the service writes one to {trace_folder(path)} unless trace.enabled = false; run it"
     )
@@ -99,12 +113,15 @@ def trace_files(path: Path) -> list[Path]:
 def _read(file: Path, notes: list[str]) -> bytes | None:
     """The bytes of a file; None if the service took it away meanwhile, as it does with the oldest."""
     try:
-        return file.read_bytes()
+        data = file.read_bytes()
     except FileNotFoundError:
         notes.append(f"{file.name}: it was removed while the trace was read, as the oldest beyond trace.max_files")
         return None
     except OSError as error:
         raise DataError(f"can't read {file} ({error.strerror}); check the path and its permissions") from error
+    if data.startswith(GZIP):
+        raise DataError(f"{file} is packed by gzip: unpack it with `gzip -d`, and name what comes out")
+    return data
 
 
 def _lines(file: Path, data: bytes, notes: list[str]) -> Iterator[tuple[int, bytes]]:
@@ -130,6 +147,9 @@ class _Builder:
         self._trained: list[TrainedLine] = []
         self._installs: list[InstallLine] = []
         self._num_lengths = 0
+        self._running: dict[str, tuple[RunningSample, int | None]] = {}  # last written of, and the budget then
+        self._moment_at = 0.0
+        self._num_running = 0  # at the last moment, without those that have left since
 
     def add_file(self, file: Path, lines: Iterable[tuple[int, bytes]]) -> None:
         """One file."""
@@ -194,8 +214,10 @@ class _Builder:
                 self._length(line)
             case LostLine(num_lines=num_lines):
                 self.notes.append(f"{num_lines} lines were lost to a slow disk")
-            case MomentLine():
-                pass  # for those who look at the run; nothing is tuned by it
+            case MomentLine(at=at, values=values):
+                self._moment_at, self._num_running = at, int(values.get("running") or 0)
+            case RunningLine(samples=samples):
+                self._running |= {sample.sample: (sample, self._budget) for sample in samples}
             case Header():
                 self.notes.append("a header inside a file was passed over")
 
@@ -210,6 +232,33 @@ class _Builder:
         sample.attempts.append(line)
         sample.num_tokens = line.before + sum(segment.num_tokens for segment in line.segments)
         sample.finished = line.end in FINISHED
+        sample.budget = self._budget
+        self._running.pop(line.sample, None)
+        self._num_running -= line.started_at <= self._moment_at
+
+    @property
+    def _budget(self) -> int | None:
+        return self._limits.max_response_length if self._limits else None
+
+    def _still_running(self) -> None:
+        """Samples that no line says the end of."""
+        for line, budget in self._running.values():
+            if line.continued_from is not None:
+                self._former[line.sample] = self._started_as(line.continued_from)
+            sample = self._samples.get(self._started_as(line.sample))
+            if sample is None:
+                group = line.sample.rpartition(".")[0]
+                sample = TracedSample(line.sample, group, line.prompt, line.source, line.prompt_tokens, 0, False)
+                self._samples[line.sample] = sample
+            sample.num_tokens = max(sample.num_tokens, line.num_tokens)
+            sample.finished, sample.budget = False, budget
+        if self._running:
+            self.notes.append(f"{len(self._running)} responses still run and count as longer than when last written of")
+        if (num_missing := self._num_running - len(self._running)) > 0:
+            self.notes.append(
+                f"{num_missing} responses that run are not in the trace yet: until they are, lengths are biased short "
+                "(`/v1/pictures/tail` of the service counts them)"
+            )
 
     def _started_as(self, sample_id: str) -> str:
         return self._former.get(sample_id, sample_id)
@@ -221,13 +270,17 @@ class _Builder:
             sample_id, line.prompt, line.prompt, line.source, line.prompt_tokens, line.num_tokens, line.finished
         )
 
-    def build(self) -> Trace:
+    def build(self, budget: int | None) -> Trace:
         """What came together. Scores of samples whose attempts are gone have no use here."""
         for score in self._scores:
             if (sample := self._samples.get(self._started_as(score.sample))) is not None:
                 sample.reward, sample.failed = score.reward, score.failed
         if not self._runs:
             raise DataError("the trace is empty: it has no header yet; let the service run for a second")
+        self._still_running()
+        budget = self._budget if budget is None else budget
+        if budget is not None:
+            self.notes += put_under(budget, self._samples.values())
         return Trace(
             run=next(iter(self._runs)),
             limits=self._limits,
@@ -237,3 +290,25 @@ class _Builder:
             installs=self._installs,
             notes=self.notes,
         )
+
+
+def put_under(budget: int, samples: Iterable[TracedSample]) -> list[str]:
+    """Lengths as they would be under `budget`, and notes on how many others had been cut by another one."""
+    num_cut = num_beyond = 0
+    for sample in samples:
+        if sample.budget is None or sample.budget == budget:
+            continue
+        if sample.num_tokens > budget:
+            sample.num_tokens, sample.finished = budget, True
+            num_beyond += 1
+        elif sample.finished and sample.attempts[-1].end == "length" and sample.budget < budget:
+            sample.finished = False
+            num_cut += 1
+    notes: list[str] = []
+    if num_cut:
+        notes.append(
+            f"{num_cut} responses ended at an older max_response_length below {budget}: they count as at least so long"
+        )
+    if num_beyond:
+        notes.append(f"{num_beyond} responses of another max_response_length count as cut at the present one, {budget}")
+    return notes

@@ -29,6 +29,8 @@ End = Literal["stop", "length", "parked", "lost", "running"]
 MOMENT_S = 1.0  # between two moments at first; people who follow a run's start look at seconds
 LONGEST_MOMENT_S = 10.0  # later: some megabytes of trace a day
 MOMENT_SHARE = 1e-3  # of the service's age
+RUNNING_SHARE = 0.1  # of the service's age between two lines of what runs: a first round that is long is told of
+RUNNING_SAMPLE_S = 0.5  # between two such lines for each sample in them, at most: some 20 MB of trace a day
 
 
 def group_of(sample_id: str) -> str:
@@ -91,6 +93,11 @@ class AttemptTrace:
         end: End = finished.value if finished is not None else "parked" if self.parked else "lost"
         self._recorder.attempt_ended(self, end)
 
+    def standing(self) -> list[Any]:
+        """What a line of what runs has of it."""
+        about = (self.sample_id, self.prompt.prompt_id, self.prompt.data_source, len(self.prompt.token_ids))
+        return [*about, self._before + sum(int(run[1]) for run in self._runs), self.continued_from]
+
     def line(self, end: End, round_number: int, offset_s: float) -> Line:
         """What there is to say of it by now."""
         return {
@@ -123,7 +130,7 @@ class TraceRecorder:
         self._close = close
         self.batch_groups = batch_groups
         self._offset_s = time.time() - time.monotonic()  # times are the wall clock's, but never run backwards
-        self._born_at = self._moment_at = self.now()
+        self._born_at = self._moment_at = self._running_at = self.now()
         self._waiting: dict[str, dict[str, float]] = {}  # group -> sample ("": all of it) -> since when
         self._live: dict[int, AttemptTrace] = {}
         self._scoring: Counter[str] = Counter()  # group -> samples that wait for their scores
@@ -253,6 +260,14 @@ class TraceRecorder:
         if now - self._moment_at >= min(LONGEST_MOMENT_S, max(MOMENT_S, MOMENT_SHARE * (now - self._born_at))):
             self._moment_at = now
             self._tell({"kind": "moment", "at": round(now, 3), "values": {**self._counts(num_running), **more()}})
+            self._tell_running(now)
+
+    def _tell_running(self, now: float) -> None:
+        pause_s = min(RUNNING_SAMPLE_S * len(self._live), RUNNING_SHARE * (now - self._born_at))
+        if self._live and now - self._running_at >= pause_s:
+            self._running_at = now
+            samples = [attempt.standing() for attempt in self._live.values()]
+            self._tell({"kind": "running", "at": round(now, 3), "samples": samples})
 
     def _counts(self, num_running: int) -> dict[str, float]:
         seen = self._snapshot

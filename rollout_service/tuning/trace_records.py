@@ -161,6 +161,28 @@ class MomentLine(Line):
     values: dict[str, float | None]
 
 
+class RunningSample(NamedTuple):
+    """A sample in an engine, with the tokens that it has by now. `continued_from` as in an attempt.
+
+    An array in the file, in this order.
+    """
+
+    sample: str
+    prompt: str
+    source: str
+    prompt_tokens: Tokens
+    num_tokens: Tokens
+    continued_from: str | None
+
+
+class RunningLine(Line):
+    """What is in the engines: of samples that have not left one, nothing else is told."""
+
+    kind: Literal["running"] = "running"
+    at: Finite
+    samples: tuple[RunningSample, ...]
+
+
 class LostLine(Line):
     """Lines that were not written because the disk was too slow for them."""
 
@@ -179,7 +201,9 @@ class LengthLine(Line):
     finished: bool = True
 
 
-Record = AttemptLine | ScoreLine | RoundLine | TrainedLine | InstallLine | MomentLine | LostLine | LengthLine
+Record = (
+    AttemptLine | ScoreLine | RoundLine | TrainedLine | InstallLine | MomentLine | RunningLine | LostLine | LengthLine
+)
 AnyLine = Annotated[Header | Record, Field(discriminator="kind")]
 
 LINE: TypeAdapter[Header | Record] = TypeAdapter(AnyLine)

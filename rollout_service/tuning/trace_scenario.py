@@ -76,7 +76,8 @@ def folder_of(path: Path) -> Path:
 def known_of_settings(settings: RunSettings) -> Known:
     """What the settings say, and the trace of the run if it has left one."""
     folder = settings.run_dir
-    trace = read_trace(folder) if any(trace_folder(folder).glob("*.jsonl")) else None
+    left = any(trace_folder(folder).glob("*.jsonl"))
+    trace = read_trace(folder, settings.data.max_response_length) if left else None
     return Known(limits_of_settings(settings), settings, trace, folder)
 
 
@@ -90,6 +91,7 @@ def prepare(known: Known, lengths: LengthSource | None, given: Given) -> Prepare
                 "--lengths"
             )
         lengths = lengths_of_trace(known.trace)
+        sources += known.trace.notes
     limits = known.limits
     engine, source = _engine(known, given)
     sources.append(source)

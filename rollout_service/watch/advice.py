@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from protocol.settings import smallest_max_lag
 from protocol.watching import Cause, Limit
 from rollout_service.watch.observed import Choices, Observed
+from rollout_service.watch.waste import failures_text
 
 RATIOS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # steps that are worth a look each
 FEW_SLOTS = 0.5  # a round that never uses half of the slots could be larger
@@ -167,6 +168,10 @@ def _buffer(cause: Cause, seen: Observed, measured: Measured) -> Text:
             return sentence, 'Let stragglers run on with rollout.cut = "continue", or lower rollout.ratio.'
 
 
+def _failures(cause: Cause, seen: Observed, measured: Measured) -> Text:
+    return failures_text(seen, _lately(measured))
+
+
 def _starting(cause: Cause, seen: Observed, measured: Measured) -> Text:
     return f"The run has just started: it waits for {seen.starting_for}.", "Nothing to change yet."
 
@@ -186,5 +191,6 @@ _TEXTS: Mapping[Limit, Callable[[Cause, Observed, Measured], Text]] = {
     Limit.REWARDS: _rewards,
     Limit.WEIGHT_SYNC: _weight_sync,
     Limit.BUFFER: _buffer,
+    Limit.FAILURES: _failures,
     Limit.PAUSED: _paused,
 }

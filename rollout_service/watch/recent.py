@@ -29,6 +29,7 @@ MAX_MOMENTS = 2_000  # more than a chart has pixels
 MAX_MARKS = 4_000  # installs and trained steps
 TAIL_SHARE = 0.02  # of the samples held: a tail with fewer new ones looks the same
 NUM_SCORES = 256  # whose waits are averaged
+NUM_ENDS = 10_000  # responses whose end, a reward or a failure, is counted
 NUM_LATELY = 5  # installs that are averaged
 PICTURES = ("timeline", "tail", "moments", "steps", "ratio")
 
@@ -95,6 +96,7 @@ class Watch:
         self._moments: list[Moment] = []
         self._moment_gap_s = 0.0
         self._reward_s: deque[float] = deque(maxlen=NUM_SCORES)
+        self._ends: deque[tuple[float, str]] = deque(maxlen=NUM_ENDS)  # when, and why it failed
         self._last_at = 0.0
         self._take: dict[str, Callable[[Line], None]] = {
             "attempt": self._attempt,
@@ -118,6 +120,10 @@ class Watch:
     def mean_reward_s(self) -> float | None:
         """How long the last finished samples waited for their scores; None if none has one."""
         return fmean(self._reward_s) if self._reward_s else None
+
+    def scores_since(self, at: float) -> Counter[str]:
+        """Responses that were scored or failed from `at` on, by the reason that they failed for, "" for none."""
+        return Counter(failed for ended_at, failed in self._ends if ended_at >= at)
 
     @property
     def last_at(self) -> float:
@@ -188,6 +194,7 @@ class Watch:
 
     def _score(self, line: Line) -> None:
         held, at = self._samples.get(line["sample"]), line.get("at")
+        self._ends.append((self._last_at if at is None else at, line["failed"] or ""))
         if held is None:
             return
         # By position: `_replace` takes three times as long.

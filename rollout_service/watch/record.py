@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from protocol.errors import SettingsError
 from protocol.masking import mask_value, secrets_of
 from protocol.settings import RunSettings, dump_settings
@@ -58,7 +60,8 @@ def library_versions() -> dict[str, str]:
 def read_record(run_dir: Path, name: str) -> Mapping[str, Any] | None:
     """One of the files; None if it isn't there or is no JSON object."""
     try:
-        values = json.loads((run_dir / FOLDER / name).read_text(encoding="utf-8"))
+        # Refuses what is nested more deeply than can be written again.
+        values = from_json((run_dir / FOLDER / name).read_bytes())
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) else None  # pyright: ignore[reportUnknownVariableType]  JSON

@@ -34,7 +34,8 @@ class _Totals:
 
     def __init__(self) -> None:
         self.num_lines = self.num_attempts = self.num_finished = self.num_parked = self.num_lost = 0
-        self.num_tokens = self.num_rounds = self.num_failed = 0
+        self.num_tokens = self.num_rounds = self.num_failed = self.num_unwritten = 0
+        self.first_round: int | None = None
         self.first_at: float | None = None
 
     def add(self, line: Mapping[str, Any]) -> None:
@@ -52,8 +53,24 @@ class _Totals:
                 self.num_failed += line["failed"] is not None
             case "round":
                 self.num_rounds += 1
+                self.first_round = self.first_round or line["round"]
+            case "lost":
+                self.num_unwritten += line["num_lines"]
             case _:
                 pass
+
+    def notes(self) -> list[str]:
+        """What the totals lack."""
+        notes: list[str] = []
+        if self.first_round is not None and self.first_round > 1:
+            notes.append(
+                f"the trace begins at round {self.first_round}: what was before is gone (trace.max_files) or was not "
+                "traced, and the totals are of the rest"
+            )
+        if self.num_unwritten:
+            are = "line was" if self.num_unwritten == 1 else "lines were"
+            notes.append(f"{self.num_unwritten} {are} not written, since the disk was too slow: the totals lack them")
+        return notes
 
 
 def run_report(run_dir: Path, progress: Progress | None = None, predict: bool = True) -> RunReport:
@@ -71,8 +88,10 @@ def run_report(run_dir: Path, progress: Progress | None = None, predict: bool = 
         totals.add(line)
     header = folder.header
     if header is None or not totals.num_lines:
+        if folder.notes:
+            raise DataError(f"the trace in {run_dir} has nothing to read: {'; '.join(folder.notes)}")
         raise DataError(f"the trace in {run_dir} is empty: let the run offer a batch first")
-    notes = list(folder.notes)
+    notes = [*folder.notes, *totals.notes()]
     if folder.num_lives > 1:
         notes.append(f"the service was started {folder.num_lives} times")
     shown = read_record(run_dir, SETTINGS_NAME)
@@ -84,12 +103,15 @@ def run_report(run_dir: Path, progress: Progress | None = None, predict: bool = 
         steps.put(step, metrics)
     view = watch.view(watch.last_at)
     if view.num_left_out:
-        notes.append(f"the pictures are of the last {len(view.samples)} responses; {view.num_left_out} are older")
+        are = "is" if view.num_left_out == 1 else "are"
+        notes.append(f"the pictures are of the last {len(view.samples)} responses; {view.num_left_out} {are} older")
     choices = _choices(view, settings)
+    rounds = with_spent(view.rounds, view.installs)[-NUM_ROUNDS:]
     verdict = judge(
         Observed(
             choices=choices,
-            rounds=with_spent(view.rounds, view.installs)[-NUM_ROUNDS:],
+            rounds=rounds,
+            scores=watch.scores_since(rounds[0].started_at if rounds else 0.0),
             steps=steps.last(NUM_ROUNDS),
             install_s=watch.mean_install_s(),
             reward_s=watch.mean_reward_s(),
@@ -114,10 +136,11 @@ def run_report(run_dir: Path, progress: Progress | None = None, predict: bool = 
 def _facts(view: View, totals: _Totals, steps: StepHistory) -> dict[str, float]:
     """Numbers that one asks for first, by name; what is not known is left out."""
     duration_s = view.now - totals.first_at if totals.first_at is not None else 0.0
+    num_steps = steps.last_step or (view.trained[-1][0] if view.trained else 0)
     facts: dict[str, float] = {
         "duration_s": duration_s,
         "num_rounds": totals.num_rounds,
-        "num_steps": steps.last_step,
+        **({"num_steps": num_steps} if num_steps else {}),
         "num_responses": totals.num_finished,
         "num_resumes": totals.num_parked + totals.num_lost,
         "num_failed": totals.num_failed,

@@ -5,13 +5,15 @@ Always true:
 - while a batch fills, a moment is `generating` as far as the slots that this round has used are in use; what is idle is
   `rewards` in the share of finished samples that wait for a score among all that the batch still waits for, and `tail`
   for the rest;
+- what was told of a moment before Redis was known to be away in it is taken back when that is known;
 - idle slots that no sample of the round ever used are in `idle_slot_s` alone: they cost no time of the batch.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from protocol.watching import Cause
 from rollout_service.engines.interface import EngineStats
@@ -21,6 +23,7 @@ from rollout_service.scheduler.rounds import Phase, RoundScheduler
 T = TypeVar("T")
 
 SLOW_REDIS_S = 0.5  # an answer takes a millisecond, and the engines write meanwhile; what takes longer is an outage
+LOOK_AT_REDIS_S = 0.1  # how exactly an outage is timed, well below what makes one
 BYTES_A_TOKEN = 8  # its id and its log-prob
 FILLING = frozenset({Cause.GENERATING, Cause.CAPS, Cause.LAG})
 
@@ -59,6 +62,34 @@ async def timed(work: Awaitable[T]) -> tuple[T, float]:
     return await work, time.monotonic() - began_s
 
 
+class RedisAway:
+    """For how long Redis has not answered, whichever call waited for it. `since`: the buffer's `waiting_since`."""
+
+    def __init__(self, since: Callable[[], float | None]) -> None:
+        self._since = since
+        self._counted_to = time.time()
+        self._away_s = 0.0
+
+    def look(self) -> None:
+        """Account for the time since the look before."""
+        since, now = self._since(), time.time()
+        if since is not None:
+            self._away_s += max(0.0, now - max(since, self._counted_to))
+            self._counted_to = now
+
+    async def keep_looking(self) -> None:
+        """For ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_AT_REDIS_S)
+
+    def take(self) -> float:
+        """Seconds since it was last asked for."""
+        self.look()
+        away_s, self._away_s = self._away_s, 0.0
+        return away_s
+
+
 def moment_values(
     scheduler: RoundScheduler, replicas: Sequence[EngineStats], parked_tokens: int, oldest_waiting_s: float
 ) -> dict[str, float]:
@@ -85,6 +116,15 @@ class _State:
     scoring: int
 
 
+class _Sure(NamedTuple):
+    """What was spent up to `at`, which stays so."""
+
+    at: float
+    spent: dict[Cause, float]
+    slot_s: float
+    idle_slot_s: float
+
+
 @dataclass(slots=True)
 class Spending:
     """Seconds by cause since the last offer. Times are the caller's."""
@@ -95,11 +135,15 @@ class Spending:
     slots: int = 0
     peak: int = 0
     _state: _State | None = None
+    _sure: "_Sure | None" = None
 
     def look(self, at: float, cause: Cause, running: int, slots: int, scoring: int, redis_s: float = 0.0) -> None:
-        """From `at` on this is so. `redis_s`: of the time up to now, what went by while Redis was asked."""
+        """From `at` on this is so. `redis_s`: of the time up to now, what Redis took to answer."""
+        if redis_s >= SLOW_REDIS_S:
+            self._take_back()
         self.pass_to(at, redis_s)
         self._state = _State(at, cause, running, slots, scoring)
+        self._keep()
         self.slots = max(self.slots, slots)
         self.peak = max(self.peak, running)
 
@@ -117,11 +161,23 @@ class Spending:
     def begin(self) -> None:
         """A round begins: how many slots it uses is not known yet."""
         self.peak, self.slot_s, self.idle_slot_s = 0, 0.0, 0.0
+        self._keep()
 
     def take(self) -> dict[Cause, float]:
         """The batch is offered: what was spent on it; the next one begins with nothing."""
         spent, self.spent = self.spent, {}
+        self._keep()
         return spent
+
+    def _keep(self) -> None:
+        """What is accounted for by now stays so."""
+        if self._state is not None:
+            self._sure = _Sure(self._state.at, dict(self.spent), self.slot_s, self.idle_slot_s)
+
+    def _take_back(self) -> None:
+        """What was accounted for since the last look, as if no outage had been, is not yet."""
+        if self._state is not None and self._sure is not None:
+            self._state.at, self.spent, self.slot_s, self.idle_slot_s = self._sure
 
     def _account(self, state: _State, took_s: float) -> None:
         if state.cause in FILLING or state.cause is Cause.CUT:

@@ -42,6 +42,11 @@ class WaitBook:
         return sorted(found, key=lambda wait: wait.since or now)
 
 
+def counted(count: int, one: str) -> str:
+    """`1 batch`, `2 batches`."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}{'es' if one.endswith('ch') else 's'}"
+
+
 def scheduler_wait(text: str, number: int) -> Open:
     """A wait of the round scheduler in round `number`; the text's numbers change while it goes on."""
     return Open(f"round {number}:{NUMBERS.sub('#', text)}", "the round", text)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import redis
 
+from buffer.epochs import Epochs
 from buffer.interface import ContinuationBuffer, CursorMove, Limits, NewGroup, SampleLease
 from buffer.memory import MemoryBuffer
 from buffer.memory_store import MemoryStore
@@ -16,7 +17,18 @@ from protocol.samples import Group, Prompt, Reward, Sample, Segment
 from protocol.states import FinishReason, GroupState, SampleState
 
 READS = frozenset(
-    {"snapshot", "open_samples", "open_groups", "samples", "groups", "batch_leases", "recount", "policies", "changes"}
+    {
+        "snapshot",
+        "open_samples",
+        "open_groups",
+        "samples",
+        "groups",
+        "batch_leases",
+        "count_longer",
+        "recount",
+        "policies",
+        "changes",
+    }
 )
 LONG_S = 3600.0
 
@@ -100,6 +112,20 @@ def redis_rig(url: str, namespace: str | None = None, **given: Any) -> Rig:
             return {key: client.dump(key) for key in keys if not key.endswith(b":counters")}
 
     return Rig(connect, fingerprint, "redis", url)
+
+
+class Known:
+    """An `EpochKeeper` that knows some epochs from before, and what it was told since."""
+
+    def __init__(self, service: int, trainer: int) -> None:
+        self.known = Epochs(service, trainer)
+        self.told: list[Epochs] = []
+
+    def read(self) -> Epochs:
+        return self.known
+
+    def raise_to(self, epochs: Epochs) -> None:
+        self.told.append(epochs)
 
 
 async def admit(buffer: Any, num_groups: int = 1, num_samples: int = 2, version: int = 0) -> list[Group]:

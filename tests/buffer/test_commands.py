@@ -16,7 +16,7 @@ from buffer.open import open_buffer
 from buffer.redis_buffer import RedisBuffer
 from buffer.transfer import export_run, kind_of
 from deploy.buffer_commands import buffer_group
-from protocol.errors import ConflictError, DataError, RedisUnfitError
+from protocol.errors import ConflictError, DataError, RedisUnfitError, SettingsError
 from protocol.messages import SettingsChange
 from protocol.settings.run import RunSettings
 from protocol.states import DropReason
@@ -245,3 +245,46 @@ async def test_a_run_that_changes_meanwhile_is_not_exported(own_server: Embedded
 def test_a_key_that_no_run_has_is_refused() -> None:
     with pytest.raises(DataError):
         kind_of("x:1")
+
+
+@pytest.mark.parametrize("key", ["meta", "ledger", "ready", "repeat_order", "parked", "pools", "g", "s", "t"])
+def test_a_key_of_another_type_is_named_in_one_sentence(
+    run_toml: Path, own_server: EmbeddedRedis, tmp_path: Path, key: str
+) -> None:
+    on_buffer(run_toml, busy_run)
+    with redis.Redis.from_url(own_server.url) as client:
+        name = next(k for k in sorted(client.keys()) if k.decode().split("}:")[1].split(":")[0] == key)
+        kind = client.type(name).decode()
+        client.delete(name)
+        client.set(name, "not the buffer's")
+    for words in (["stats"], ["list"], ["verify"], ["export"]):
+        result = april(*words, run_toml, *([tmp_path / "run.jsonl"] if words == ["export"] else []))
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        if result.exit_code:
+            assert f"{name.decode()} is no {kind}" in result.output
+            assert result.output.count("\n") == 1
+    assert result.exit_code == 2, "an export reads every key"
+
+    async def write(buffer: RedisBuffer) -> None:
+        await buffer.claim_service("second")
+
+    if key in ("meta", "repeat_order"):
+        with pytest.raises(DataError, match=f"is no {kind}"):
+            on_buffer(run_toml, write)
+
+
+def test_a_moved_run_keeps_its_identity(run_toml: Path, own_server: EmbeddedRedis, tmp_path: Path) -> None:
+    async def claim(buffer: RedisBuffer, temperature: str = "1.0") -> int:
+        return await buffer.claim_service("one", {"temperature": temperature})
+
+    on_buffer(run_toml, claim)
+    moved = "--run.name=moved"
+    assert april("export", run_toml, tmp_path / "file").exit_code == 0
+    assert april("import", run_toml, tmp_path / "file", moved).exit_code == 0
+
+    async def moved_run(buffer: RedisBuffer) -> None:
+        with pytest.raises(SettingsError, match="holds a run with temperature"):
+            await claim(buffer, "0.5")
+        assert await claim(buffer) == 2
+
+    on_buffer(run_toml, moved_run, "moved")

@@ -77,6 +77,24 @@ MUTATIONS = [
         test_delivery.test_a_superseded_trainer_changes_nothing,
     ),
     Mutation(
+        "the identity of the run",
+        "if known and known ~= ARGV[i + 1] then",
+        "if false then",
+        test_services.test_a_run_keeps_its_identity_and_refuses_another,
+    ),
+    Mutation(
+        "the service epochs that are known elsewhere",
+        "math.max(number(META, 'service_epoch'), tonumber(ARGV[3]))",
+        "number(META, 'service_epoch')",
+        test_services.test_epochs_begin_above_those_that_are_known_elsewhere,
+    ),
+    Mutation(
+        "the trainer epochs that are known elsewhere",
+        "if trainer < highest then trainer = highest + 1 end",
+        "if trainer < highest then trainer = highest end",
+        test_services.test_epochs_begin_above_those_that_are_known_elsewhere,
+    ),
+    Mutation(
         "the fence of the attempt",
         "if held[1] ~= worker or held[2] ~= attempt then",
         "if false then",

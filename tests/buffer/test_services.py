@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from buffer.epochs import Epochs
 from buffer.interface import CursorMove, NewGroup
-from protocol.errors import FencedError, TransitionError
+from protocol.errors import FencedError, SettingsError, TransitionError
 from protocol.messages import PolicyState, SettingsChange
 from protocol.samples import Prompt, Reward
 from protocol.states import DropReason, FailReason, FinishReason, SampleState
-from tests.buffer.helpers import LONG_S, Rig, admit, finish_group, leased_run, piece, start_one
+from tests.buffer.helpers import LONG_S, Known, Rig, admit, finish_group, leased_run, piece, start_one
 
 
 async def test_a_superseded_service_changes_nothing(buffer: Any, rig: Rig) -> None:
@@ -36,6 +37,7 @@ async def test_a_superseded_service_changes_nothing(buffer: Any, rig: Rig) -> No
         "fail": lambda: buffer.fail(sample_id, FailReason.ENGINE_ERROR, "", 1),
         "drop": lambda: buffer.drop(group.group_id, DropReason.OPERATOR),
         "offer": lambda: buffer.offer(1),
+        "resize_offers": lambda: buffer.resize_offers(2),
         "lease_batch": lambda: buffer.lease_batch(1, epoch, 1),
         "record_spool": lambda: buffer.record_spool(1, "abc"),
         "mark_trained": lambda: buffer.mark_trained(1, epoch),
@@ -62,6 +64,47 @@ async def test_a_service_that_never_claimed_only_reads_once_another_has(rig: Rig
     with pytest.raises(FencedError):
         await admit(reader)
     await reader.close()
+
+
+async def test_a_run_keeps_its_identity_and_refuses_another(buffer: Any, rig: Rig) -> None:
+    successor = await rig.service()
+    assert await successor.claim_service("second", {"model": "m", "temperature": "1.0"}) == 2
+    before = rig.fingerprint()
+    with pytest.raises(SettingsError, match=r"a run with temperature = 1\.0 and this one has 0\.5"):
+        await successor.claim_service("third", {"model": "m", "temperature": "0.5"})
+    assert rig.fingerprint() == before
+    assert await successor.claim_service("third", {"model": "m", "temperature": "1.0", "new": "x"}) == 3
+    with pytest.raises(SettingsError, match="new = x"):
+        await successor.claim_service("fourth", {"new": "y"})
+    await successor.close()
+
+
+async def test_epochs_begin_above_those_that_are_known_elsewhere(buffer: Any, rig: Rig) -> None:
+    keeper, successor = Known(7, 4), await rig.service()
+    assert await successor.claim_service("second", None, keeper) == 8
+    for epoch in range(5):
+        with pytest.raises(FencedError):
+            await successor.mark_trained(0, epoch)
+    opened = await successor.open_trainer(0)
+    assert opened.trainer_epoch == 6, "5 is nobody's: whoever had 4 must be fenced already"
+    assert keeper.told == [Epochs(8, 5), Epochs(0, 6)]
+    assert await successor.claim_service("third", None, Known(1, 1)) == 9
+    assert await successor.mark_trained(0, 6) == 0, "a session outlives its service"
+    await successor.close()
+
+
+async def test_an_epoch_that_was_never_given_out_speaks_of_a_lost_buffer(buffer: Any) -> None:
+    await buffer.open_trainer(0)
+    with pytest.raises(FencedError, match=r"trainer epoch 9 was not given out by this buffer, which has come to 1"):
+        await buffer.mark_trained(0, 9)
+
+
+async def test_samples_longer_than_a_limit_are_counted_until_they_are_leased(buffer: Any) -> None:
+    await leased_run(buffer, 1)
+    ready, still_open = await admit(buffer, 2)
+    await finish_group(buffer, ready, num_tokens=9)
+    await buffer.park(await start_one(buffer, still_open.samples[0].sample_id), piece(0, 8))
+    assert [await buffer.count_longer(n) for n in (3, 7, 8, 9)] == [3, 3, 2, 0]
 
 
 async def test_claiming_sets_aside_what_ran_before(buffer: Any, rig: Rig) -> None:

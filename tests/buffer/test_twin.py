@@ -16,7 +16,7 @@ from protocol.errors import AprilError
 from protocol.messages import PolicyState
 from protocol.samples import Reward
 from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
-from tests.buffer.helpers import Rig, check, memory_rig, piece, plain, prompt, redis_rig
+from tests.buffer.helpers import Known, Rig, check, memory_rig, piece, plain, prompt, redis_rig
 
 INDEX = st.integers(0, 1 << 16)
 STEP = st.integers(0, 4)
@@ -26,6 +26,7 @@ LIMITS = Limits(max_groups=12, max_bytes=4000, sample_bytes=100, max_pool_bytes=
 NUM_TOKENS = st.integers(0, 3)
 LATE_BYTES = 8 * 3 * 100  # last tokens that were handed in since a group became READY
 OLDEST = st.sampled_from([0, 0, 1, 2, None])
+IDENTITIES = [{}, {}, {"temperature": "1.0"}, {"temperature": "1.0", "model": "m"}, {"model": "other"}]
 RARELY = st.sampled_from([False, False, False, True])
 
 
@@ -76,6 +77,7 @@ class Twins(RuleBasedStateMachine):
             self.both(name)
         groups = [i for i in self.group_ids[-6:] if self.both("groups", [i]) is not None]
         self.both("groups", groups)
+        self.both("count_longer", 2)
         for buffer in self.owners:
             self.run(check(buffer))
         snapshot = self.run(self.owners[0].snapshot())
@@ -206,6 +208,10 @@ class Twins(RuleBasedStateMachine):
     def offer(self, size: int) -> None:
         self.both("offer", size)
 
+    @rule(size=st.integers(1, 3))
+    def resize_offers(self, size: int) -> None:
+        self.both("resize_offers", size)
+
     @rule(skew=SKEW, back=EPOCH_BACK, size=st.integers(1, 2))
     def lease_next(self, skew: int, back: int, size: int) -> None:
         snapshot = self.run(self.owners[0].snapshot())
@@ -241,13 +247,13 @@ class Twins(RuleBasedStateMachine):
     def set_policy_state(self, version: int, state: PolicyState) -> None:
         self.both("set_policy_state", version, state, "why" if state is PolicyState.FAILED else None, 0.25)
 
-    @rule(chance=st.integers(0, 3))
-    def claim(self, chance: int) -> None:
+    @rule(chance=st.integers(0, 3), identity=st.sampled_from(IDENTITIES), known=st.tuples(STEP, STEP))
+    def claim(self, chance: int, identity: dict[str, str], known: tuple[int, int]) -> None:
         if chance == 0:
-            self.old = self.owners
-            self.owners = [self.run(rig.connect(LIMITS)) for rig in self.rigs]
-            self.everyone += self.owners
-            self.both("claim_service", "next")
+            owners = [self.run(rig.connect(LIMITS)) for rig in self.rigs]
+            self.everyone += owners
+            if self.both("claim_service", "next", identity, Known(*known), buffers=owners) is not None:
+                self.old, self.owners = self.owners, owners
 
     @rule(index=INDEX)
     def call_of_a_superseded_service(self, index: int) -> None:

@@ -47,7 +47,7 @@ def test_what_verl_leaves_unsaid_is_added(translated):
     assert settings.data.max_response_length == 512
     assert settings.trainer.val_before_train
     assert settings.evaluation.do_sample is False
-    assert settings.rollout.ratio == 2.0
+    assert settings.rollout.ratio == 1.25
 
 
 def test_the_dapo_recipe_with_rollout_correction(translated):

@@ -14,7 +14,7 @@ from tests.deploy.verl_scripts import COMMAND, DAPO, GRPO, PPO
 def notes(tmp_path: Path, script: str) -> dict[int, tuple[str, str]]:
     """Text and reason of what is not carried, by line."""
     path = tmp_path / "run.sh"
-    path.write_text(script)
+    path.write_bytes(script.encode())
     rows = [row for row in convert(path).rows if row.key.startswith("line ")]
     assert all(row.status is Status.NOT_CARRIED and row.reason and not row.settings for row in rows)
     return {int(row.key.removeprefix("line ")): (row.value, row.reason) for row in rows}
@@ -37,6 +37,11 @@ MAIN = f"{COMMAND}data.train_batch_size=64 algorithm.adv_estimator=grpo actor_ro
         (f"{MAIN}; {COMMAND} data.val_files=b", 1, "data.val_files=b", "stands in another command"),
         (f"{COMMAND} a.b=1 \\  \n {MAIN}", 1, "a.b=1", "stands in another command"),
         (f"{MAIN} \\\n a.b=1 \\ \n data.val_files=b", 3, "data.val_files=b", "stands in another command"),
+        (f"{MAIN} \\\n data.train_batch_size=32", 1, "data.train_batch_size=64", "line 2 gives the key again"),
+        (f"{MAIN} trainer.nnodes=2 \\\n~trainer.nnodes", 1, "trainer.nnodes=2", "line 2 takes the key out again"),
+        (f"{MAIN} ~trainer.nnodes \\\n trainer.nnodes=2", 1, "~trainer.nnodes", "verl refuses without + in front"),
+        (f"{MAIN} ~trainer.nnodes \\\n ++trainer.nnodes=2", 1, "~trainer.nnodes", "line 2 adds the key again"),
+        (f"# a\r\n{MAIN} \\\r\n trainer.nnodes=2\r\n", 2, f"{MAIN} \\", "a shell would end the command here"),
         (f"bash -c 'python a.b=1 c.d=2'\n{MAIN}", 1, "python a.b=1 c.d=2", "write them as words"),
         (f"{MAIN} --config-name my_trainer", 1, "--config-name my_trainer", "the values of that file are not read"),
         (f"{MAIN} model_engine=megatron", 1, "model_engine=megatron", "chooses a part of verl's own configuration"),

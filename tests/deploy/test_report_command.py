@@ -133,5 +133,5 @@ async def test_metrics_that_are_not_finite_are_not_known(tmp_path: Path) -> None
     (tmp_path / "trainer" / "metrics.jsonl").write_text(lines % ("0" * 400))
     done = april("report", tmp_path, "--json", tmp_path / "report.json", "--no-predict")
     assert done.exit_code == 0, done.output
-    assert "metrics.jsonl: 1 lines are torn" in done.output
+    assert "metrics.jsonl: 1 line is torn" in done.output
     assert json.loads((tmp_path / "report.json").read_text())["steps"]["series"] == {"lag/mean": [None, 1.0]}

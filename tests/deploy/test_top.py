@@ -141,6 +141,9 @@ def test_numbers_as_people_read_them():
     assert [duration(s) for s in (-5, 7.25, 59, 192, 18180, 190000)] == [
         "0.0 s", "7.2 s", "59 s", "3 min 12 s", "5 h 3 min", "2 d 4 h",
     ]  # fmt: skip
+    assert [duration(s) for s in (9.96, 59.6)] == ["10 s", "1 min 0 s"]
+    assert [size(b) for b in (999.6, 999_960)] == ["1.0 KB", "1.0 MB"]
+    assert [number(v) for v in (9.996, 999.96, -999.96)] == ["10.0", "1,000", "-1,000"]
     assert [size(b) for b in (12, 1500, 2_500_000, 10**18)] == ["12 B", "1.5 KB", "2.5 MB", "1000000.0 TB"]
     assert [number(v) for v in (None, 3.0, 12.34, 0.1234, 12345.6)] == ["–", "3", "12.3", "0.123", "12,346"]
     assert UNICODE.bar(3, 4, 8) == "██████░░"

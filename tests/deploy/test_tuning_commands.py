@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from deploy import tuning_progress
 from deploy.cli import main
+from deploy.tuning_progress import PlainLines
 from rollout_service.tuning.engine_model import EngineModel
 from rollout_service.tuning.trace_open import open_trace
 from tests.support.service import running_service, service_settings
@@ -132,6 +135,34 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> 
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_list_that_gzip_packed_is_called_that(tmp_path: Path) -> None:
+    packed = tmp_path / "log.csv"
+    packed.write_bytes(gzip.compress(lengths_file(tmp_path).read_bytes()))
+    result = april("simulate", "--lengths-csv", packed, "--lengths-column", "GeneratedTokens", *QUICK)
+    assert result.exit_code == 2, result.output
+    assert "gzip -d" in result.output
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    now_s = 0.0
+    lines = PlainLines("simulating", 100, said.append, lambda: now_s)
+    for second in range(1, 61):
+        now_s = float(second)
+        lines.part_done()
+    assert said[0] == "simulating: 10 of 100 parts after 10 s"
+    assert len(said) == 6
+    monkeypatch.setattr(tuning_progress, "LINE_EVERY_S", 0.0)
+    result = april("simulate", "--lengths", TAIL, "--ratios", "1,2", *QUICK)
+    assert result.stderr.splitlines()[-1].startswith("simulating 40 rounds each: 8 of 8 parts after")
+    assert "parts after" not in result.stdout
+
+
+def test_help_says_what_the_lag_bound_is() -> None:
+    text = " ".join(april("simulate", "--help").output.split())
+    assert "the run's, else none that binds" in text
 
 
 def test_convert_then_stats_and_simulate(tmp_path: Path) -> None:

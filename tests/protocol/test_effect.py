@@ -130,3 +130,12 @@ def test_a_run_that_would_train_nothing_is_refused(words: list[str], sentence: s
     with pytest.raises(SettingsError) as refused:
         load_settings(None, [f"--{word}" for word in words])
     assert sentence in str(refused.value)
+
+
+def test_a_warm_up_that_outlasts_the_run_is_told() -> None:
+    words = ["actor.optim.lr=1e-5", "actor.optim.lr_warmup_steps=10", "critic.optim.lr_warmup_steps=20"]
+    assert "lr_warmup_steps" not in said("actor.optim.lr_warmup_steps=10", "trainer.total_training_steps=10")
+    told = said(*words[:2], "trainer.total_training_steps=5")
+    assert "actor.optim.lr_warmup_steps = 10 is more than the 5 training steps: the rate ends at 5e-06" in told
+    told = said(*words, "trainer.total_training_steps=5", "algorithm.adv_estimator=gae")
+    assert "critic.optim.lr_warmup_steps = 20 is more" in told

@@ -1,5 +1,7 @@
 """Settings: precedence, unknown names, bounds and the rules that tie sections together."""
 
+import re
+
 import pytest
 
 from protocol.errors import SettingsError
@@ -93,3 +95,54 @@ def test_correction_is_never_off_by_default(run_toml):
 def test_every_setting_has_help():
     missing = [setting.name for setting in iter_fields() if not setting.help]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["actor.optim.lr=true", "trainer.save_freq=true", "actor.entropy_coeff=false", "rollout.n=true",
+     "actor.optim.betas=[true,0.9]", "rollout.stop_token_ids=[true]", 'data.source_weights={"a":true}',
+     "engine.max_model_len=false", "algorithm.correction_band=[0.5,true]", "algorithm.kl_ctrl.horizon=true"],
+)  # fmt: skip
+def test_a_truth_value_is_no_number(tmp_path, word):
+    key, _, value = word.partition("=")
+    with pytest.raises(SettingsError, match=rf"{re.escape(key)}: must be a number, and true or false is none"):
+        load_settings(None, [f"--{word}"])
+    section, _, name = key.rpartition(".")
+    (tmp_path / "run.toml").write_text(f"[{section}]\n{name} = {value.replace(':', '=')}\n")
+    with pytest.raises(SettingsError, match=re.escape(key)):
+        load_settings(tmp_path / "run.toml")
+
+
+def test_truth_values_where_they_belong(monkeypatch):
+    monkeypatch.setenv("APRIL_SERVICE__PORT", "8041")
+    settings = load_settings(None, ["--service.dashboard=false", '--reward.settings={"a":true}'])
+    assert not settings.service.dashboard
+    assert settings.reward.settings == {"a": True}
+    assert settings.service.port == 8041, "the environment has text"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "/x", "localhost:8040", "ftp://x", "http://", "http://[::1", "http://h:99999", "http://h:0", "http://a b",
+     "http://h?x=1", "http://h#x"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_when_it_is_read(url):
+    with pytest.raises(SettingsError, match=r"trainer\.service_url: .* must be a whole http\(s\) address"):
+        load_settings(None, [f"--trainer.service_url={url}"])
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1/", "https://u:secret@h/april", "http://[::1]:8040"])
+def test_an_address_is_taken(url):
+    assert load_settings(None, [f"--trainer.service_url={url}"]).trainer.service_url == url
+
+
+def test_a_refused_address_shows_no_secret():
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, ["--trainer.service_url=ftp://me:hunter2@h"])
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("seed", [2**63, 10**30])
+def test_a_seed_beyond_what_generators_take_is_refused(seed):
+    with pytest.raises(SettingsError, match=r"run\.seed: .* less than or equal to"):
+        load_settings(None, [f"--run.seed={seed}"])

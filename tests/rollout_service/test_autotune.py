@@ -116,6 +116,28 @@ async def test_a_small_effective_sample_size_lowers_the_ratio(tmp_path):
     assert "effective sample size is 0.40" in (await buffer.changes())[0].by
 
 
+async def test_what_the_trainer_reports_no_more_is_not_known(tmp_path):
+    autotune, control, _ = tuned(tmp_path, "on", ratio=3.0, autotune_min_ess=0.8)
+    autotune.trainer_reported({"importance/ess": 0.2, "off_policy/token_share": 0.5})
+    await idle_rounds(autotune, 5)
+    assert control.ratio < 3.0
+    assert autotune.status().measured["ess"] == pytest.approx(0.2)
+    await idle_rounds(autotune, 200)
+    assert {"ess", "off_policy"}.isdisjoint(autotune.status().measured)
+    assert control.ratio > 2.4, "half of the slots are idle, and nothing is known to be against more"
+
+
+async def test_a_metric_that_is_no_number_says_nothing(tmp_path):
+    autotune, control, _ = tuned(tmp_path, "on", ratio=2.0, autotune_min_ess=0.8)
+    for _ in range(12):
+        autotune.trainer_reported({"importance/ess": float("nan")})
+        autotune.trainer_reported({"importance/ess": 0.4})
+        autotune.trainer_reported({"importance/ess": float("nan")})
+        await idle_rounds(autotune, 1)
+    assert autotune.status().measured["ess"] == pytest.approx(0.4)
+    assert control.ratio < 2.0
+
+
 def test_bounds_the_wrong_way_round_are_refused():
     with pytest.raises(ValueError, match="swap them"):
         RunSettings(rollout={"autotune_min_ratio": 2.0, "autotune_max_ratio": 1.5})

@@ -50,8 +50,8 @@ class WitnessedBuffer:
     def impatient(self) -> "WitnessedBuffer":
         return WitnessedBuffer(self._inner.impatient(), self._journal, self._flight)
 
-    async def claim_service(self, service_id: str) -> int:
-        return await self._told("claim", self._inner.claim_service(service_id), lambda epoch: {"claimed": epoch})
+    async def claim_service(self, service_id: str, *rest: Any) -> int:
+        return await self._told("claim", self._inner.claim_service(service_id, *rest), lambda epoch: {"claimed": epoch})
 
     async def admit(self, groups: Sequence[Any], version: int, cursor: Any) -> list[Group]:
         call = self._inner.admit(groups, version, cursor)

@@ -1,5 +1,6 @@
 """The pointer to the best checkpoint, and what pruning leaves alone."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,43 @@ def test_a_restart_knows_the_best_and_one_that_was_removed_counts_as_none(tmp_pa
 def test_a_folder_that_deepspeed_would_misread_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"\[, and DeepSpeed"):
         Checkpoints(make_settings(tmp_path, tmp_path / "a[b"), OneRank())
+
+
+def test_going_back_drops_a_pointer_to_what_is_left(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, tmp_path, trainer={"num_checkpoints_kept": 9})
+    checkpoints = Checkpoints(settings, OneRank())
+    for step in (1, 2, 3):
+        save(checkpoints, step)
+        checkpoints.evaluated(step, step / 10)
+    checkpoints.put_newer_aside(2)
+    assert checkpoints.best.read() is None
+    save(checkpoints, 3)
+    assert checkpoints.best.read() is None, "these are other weights"
+    assert checkpoints.evaluated(3, 0.05)
+    best = checkpoints.best.read()
+    assert best is not None
+    assert best.reward == 0.05
+
+
+def test_going_back_keeps_a_pointer_to_what_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(make_settings(tmp_path, tmp_path, trainer={"num_checkpoints_kept": 9}), OneRank())
+    for step, reward in ((1, 0.5), (2, 0.4)):
+        save(checkpoints, step)
+        checkpoints.evaluated(step, reward)
+    checkpoints.put_newer_aside(1)
+    best = checkpoints.best.read()
+    assert best is not None
+    assert best.step == 1
+
+
+def test_a_step_that_is_saved_anew_has_no_reward_yet(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(make_settings(tmp_path, tmp_path, trainer={"num_checkpoints_kept": 9}), OneRank())
+    folder = save(checkpoints, 1)
+    checkpoints.evaluated(1, 0.9)
+    shutil.rmtree(folder)
+    save(checkpoints, 1)
+    assert checkpoints.best.read() is None
+    save(checkpoints, 2)
+    checkpoints.evaluated(2, 0.1)
+    save(checkpoints, 2)
+    assert checkpoints.best.read() is not None, "a save that finds the step done leaves it as it is"

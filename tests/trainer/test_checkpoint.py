@@ -1,5 +1,6 @@
 """Checkpoints that two trainers of one run write: the one that was superseded takes nothing away."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -214,3 +215,66 @@ def test_the_only_checkpoint_damaged(tmp_path: Path) -> None:
 def test_a_path_without_a_checkpoint_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="holds no checkpoint: name a folder such as "):
         opened(tmp_path, trainer={"resume_from_path": tmp_path / "nothing"}).restore([Engine("")])
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_what_has_the_name_and_no_state_is_put_aside_and_never_taken_for_a_checkpoint(
+    tmp_path: Path, as_file: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = two_saved(tmp_path)
+    if as_file:
+        shutil.rmtree(second)
+        second.write_text("mine")
+    else:
+        (second / "state.json").unlink()
+    caplog.set_level("INFO", "april.trainer")
+    checkpoints = opened(tmp_path)
+    assert checkpoints.restore([Engine("")]).step == 1
+    assert f"{second.name} in {second.parent} is no checkpoint" in caplog.text
+    assert f"goes on from {first.name}" in caplog.text
+    assert checkpoints.save([Engine("whole")], at(checkpoints, 2)) == second
+    aside = second.with_name("aside-0-step-000002")
+    assert aside.read_text() == "mine" if as_file else (aside / "weights").is_file()
+    assert str(aside) in caplog.text
+    engine = Engine("")
+    assert opened(tmp_path).restore([engine]).step == 2
+    assert engine.loaded == "whole"
+
+
+def test_going_back_puts_unfinished_folders_aside_too(tmp_path: Path) -> None:
+    first, second = two_saved(tmp_path)
+    (second / "state.json").unlink()
+    opened(tmp_path, trainer={"resume_from_path": first}).put_newer_aside(1)
+    assert not second.exists()
+    assert second.with_name("aside-0-step-000002").is_dir()
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["trainer.checkpoint.save_file", "trainer.checkpoint.write_manifest", "pathlib.Path.write_text", "os.fsync",
+     "pathlib.Path.replace", "pathlib.Path.mkdir"],
+)  # fmt: skip
+def test_a_full_disk_is_one_sentence_wherever_it_strikes(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    checkpoints.save([Engine("")], at(checkpoints, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, full_disk)
+        with pytest.raises(TrainingError, match=r"step 2 can't be written to .*No space left .*: free space there, or"):
+            checkpoints.save([Saving()], at(checkpoints, 2))
+    assert checkpoints.restore([Engine("")]).step == 1
+
+
+class Saving(Engine):
+    """Writes by other means than those that the test breaks."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def save(self, folder: Path) -> None:
+        with open(folder / "weights", "w") as file:
+            file.write("w")

@@ -214,3 +214,35 @@ def test_on_policy_metrics_are_at_their_neutral_values() -> None:
     for name in ("chi2_token", "chi2_sequence", "kl_behaviour_proximal", "kl_behaviour_proximal_k1", "log_ppl_diff"):
         assert metrics[f"off_policy/{name}"] == pytest.approx(0, abs=1e-12)
     assert math.isnan(metrics["mismatch/drift_mean"]), "nothing is older than the trainer"
+
+
+BROKEN = torch.tensor([math.nan, -1.0, -1.0, -math.inf], dtype=torch.float64)
+ONE_SAMPLE = torch.zeros(4, dtype=torch.int64)
+
+
+def test_a_geometric_mean_is_of_the_usable_tokens() -> None:
+    ours = torch.full((4,), -3.0, dtype=torch.float64)
+    weights = Corrector("sequence", geometric=True).weigh(ours, BROKEN, ONE_SAMPLE, ONE_SAMPLE)
+    torch.testing.assert_close(weights.raw.log(), torch.full((4,), -2.0).double())
+    assert weights.keep.tolist() == [False, True, True, False]
+    nothing = Corrector("sequence", geometric=True).weigh(ours, BROKEN * math.nan, ONE_SAMPLE, ONE_SAMPLE)
+    assert nothing.raw.tolist() == [1.0] * 4
+    assert not nothing.keep.any()
+
+
+@pytest.mark.parametrize(("estimator", "upper"), [("k1", 6.0), ("k2", 1.5), ("k3", 4.0)])
+def test_a_mean_that_rejects_is_of_the_usable_tokens(estimator: Any, upper: float) -> None:
+    """The log-ratio is 2 on both: k2 is 2, k3 is 4.4; over all four tokens each would be half of it."""
+    rejection = Rejection(estimator, "sequence", "mean", 0.1, upper)
+    ours = torch.full((4,), 1.0, dtype=torch.float64)
+    assert not Corrector(rejection=rejection).weigh(ours, BROKEN, ONE_SAMPLE, ONE_SAMPLE).keep.any()
+
+
+def test_metrics_of_samples_are_of_the_usable_tokens() -> None:
+    ours = torch.full((4,), -3.0, dtype=torch.float64)
+    weights = Corrector().weigh(ours, BROKEN, ONE_SAMPLE, ONE_SAMPLE)
+    spans = make_spans(ONE_SAMPLE, ONE_SAMPLE, "sequence")
+    sums, _ = off_policy_sums(ours, BROKEN, weights, ONE_SAMPLE, spans)
+    assert sums["log_ppl_diff"] == 2.0
+    assert sums["rollout_log_ppl"] == 1.0
+    assert sums["samples"] == 1.0

@@ -135,3 +135,13 @@ def test_a_skipped_update_changes_neither_weights_nor_moments() -> None:
     optimizer.step()
     torch.testing.assert_close(list(layer.parameters()), before, rtol=0, atol=0)
     torch.testing.assert_close([s["exp_avg"] for s in optimizer.state.values()], moments, rtol=0, atol=0)
+
+
+def test_the_ratio_of_a_sequence_is_over_the_tokens_that_count() -> None:
+    spans = make_spans(torch.zeros(4, dtype=torch.int64), torch.zeros(4), "sequence")
+    logprobs, advantages = torch.full((4,), -1.0), -torch.ones(4)
+    old = torch.tensor([-1.0, -1.5, -1.5, -1.0])
+    counted = torch.tensor([False, True, True, False])
+    inputs = PolicyInputs(logprobs, old, advantages, counted)
+    loss = POLICY_LOSSES["gspo"](inputs, Clip(0.2, 0.2, 3.0), spans).loss
+    torch.testing.assert_close(loss, torch.full((4,), 0.5).exp())

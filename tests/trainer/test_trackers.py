@@ -272,3 +272,29 @@ def test_default_trackers_need_no_extra(tmp_path: Path) -> None:
     twice = make_loggers(make_settings(tmp_path, tmp_path, trainer={"logger": ["jsonl", "jsonl"]}), 3)
     assert len(twice) == 1
     twice[0].close()
+
+
+def test_jsonl_ends_a_line_that_was_left_half_written(tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        (tmp_path / name).write_text('{"step": 1, "a"')
+    for step in (2, 3):
+        logger = JsonlLogger(tmp_path / "metrics.jsonl")
+        logger.log(step, {"a": 1.0})
+        logger.log_samples(step, [ROW])
+        logger.close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        half, *whole = (tmp_path / name).read_text().splitlines()
+        assert half == '{"step": 1, "a"'
+        assert [json.loads(line)["step"] for line in whole] == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["jsonl", "tensorboard"])
+def test_a_place_that_is_taken_is_one_sentence(tmp_path: Path, name: str) -> None:
+    settings = make_settings(tmp_path, tmp_path / "run", trainer={"logger": [name]})
+    settings.trainer_dir.mkdir(parents=True)
+    if name == "jsonl":
+        (settings.trainer_dir / "metrics.jsonl").mkdir()
+    else:
+        (settings.trainer_dir / "tensorboard").write_text("mine")
+    with pytest.raises(SettingsError, match=rf"the tracker {name} can't be opened \(.*: move away .* trainer\.logger"):
+        make_loggers(settings, 1)

@@ -7,15 +7,18 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 /** 12345 → "12,345". */
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : NOTHING);
 
-/** Three significant digits, thousands and millions shortened: 0.0123, 45.6, 12.3 k. */
+/** Three significant digits, thousands and millions shortened: 0.0123, 45.6, 12.3 k. What rounds up to a unit is one. */
 export function number(value) {
   if (!known(value)) return NOTHING;
-  const size = Math.abs(value);
+  const shown = rounded(value);
+  const size = Math.abs(shown);
   for (const [limit, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
-    if (size >= limit) return `${significant(value / (limit === 1e4 ? 1e3 : limit))} ${unit}`;
+    if (size >= limit) return `${significant(shown / (limit === 1e4 ? 1e3 : limit))} ${unit}`;
   }
-  return size !== 0 && size < 1e-3 ? value.toExponential(1).replace(".0e", "e") : significant(value);
+  return size !== 0 && size < 1e-3 ? shown.toExponential(1).replace(".0e", "e") : significant(shown);
 }
+
+const rounded = (value) => (Math.abs(value) >= 1000 && Math.abs(value) < 9999.5 ? Math.round(value) : Number(value.toPrecision(3)));
 
 const significant = (value) => (Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(3))));
 
@@ -26,8 +29,8 @@ export function bytes(value) {
   if (!known(value)) return NOTHING;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  for (; value >= 1024 && unit < units.length - 1; unit += 1) value /= 1024;
-  return `${Number(value.toPrecision(3))} ${units[unit]}`;
+  for (; value >= 1023.5 && unit < units.length - 1; unit += 1) value /= 1024;
+  return `${value >= 999.5 ? Math.round(value) : Number(value.toPrecision(3))} ${units[unit]}`;
 }
 
 /** A duration; one below zero, of a clock that jumped, is none at all. */
@@ -35,8 +38,9 @@ export function duration(value) {
   if (!known(value)) return NOTHING;
   const s = Math.max(0, value);
   if (s < 5e-4) return "0 s";
-  if (s < 1) return `${Math.round(1000 * s)} ms`;
-  if (s < 60) return `${s < 9.95 ? Number(s.toFixed(1)) : Math.round(s)} s`;
+  if (s < 0.9995) return `${Math.round(1000 * s)} ms`;
+  if (s < 59.5) return `${s < 9.95 ? Number(s.toFixed(1)) : Math.round(s)} s`;
+  if (s < 60) return "1 min 00 s";
   if (s < 3600) return `${Math.floor(s / 60)} min ${String(Math.floor(s % 60)).padStart(2, "0")} s`;
   return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} min`;
 }

@@ -8,7 +8,7 @@ const SHOWN_SHARE = 0.005; // less would be a stripe that nobody sees
 const FACTS = {
   round_s: ["a round takes", duration], bubble_share: ["idle slots", percent], last_tenth_share: ["after 90 % of the batch", percent], used_slots_share: ["slots in use", percent],
   trainer_wait_share: ["trainer waits", percent], install_s: ["an install takes", duration], reward_s: ["a score takes", duration], kv_use: ["KV cache in use", percent],
-  preemptions_per_round: ["preemptions a round", number], redis_away_s: ["Redis is away for", duration],
+  preemptions_per_round: ["preemptions a round", number], failed_share: ["failed responses", percent], dropped_share: ["dropped groups", percent], redis_away_s: ["Redis is away for", duration],
 };
 const CAPTION = ["num_rounds", "seconds"]; // said above the bar
 
@@ -21,7 +21,7 @@ export function drawVerdict(verdict) {
   const { measured } = verdict;
   const causes = Object.keys(CAUSE_COLOURS).filter((cause) => measured[`${cause}_share`] >= SHOWN_SHARE);
   byId("verdict-spent").hidden = causes.length === 0;
-  setText(byId("verdict-over"), measured.num_rounds > 0 ? `Time of the last ${count(measured.num_rounds)} rounds, ${duration(measured.seconds)}` : "");
+  setText(byId("verdict-over"), measured.num_rounds > 0 ? `Time of ${measured.num_rounds === 1 ? "the last round" : `the last ${count(measured.num_rounds)} rounds`}, ${duration(measured.seconds)}` : "");
   byId("verdict-bar").replaceChildren(...causes.map((cause) => stripe(cause, measured[`${cause}_share`])));
   byId("verdict-causes").replaceChildren(...causes.map((cause) =>
     el("div", {}, el("dt", {}, swatch(cause), causeText(cause)), el("dd", {}, percent(Number(measured[`${cause}_share`].toFixed(3)))))));

@@ -10,9 +10,11 @@ import pytest_asyncio
 from protocol.errors import EngineDeadError, EngineError, WeightsError
 from protocol.manifest import write_manifest
 from protocol.settings.run import RunSettings
+from protocol.settings.trainer import ModelSettings
 from rollout_service.engines.interface import StreamEnd
 from rollout_service.engines.simulated import (
     END_TOKEN,
+    NUM_TOKENS,
     SimulatedEngine,
     simulated_length,
     simulated_logprobs,
@@ -199,3 +201,20 @@ async def _cpu_per_token(num_sequences: int) -> float:
     assert all((len(item.tokens), item.end) == (8, StreamEnd.STOP) for item in results)
     print(f"{num_sequences} sequences: {1e6 * used / (8 * num_sequences):.0f} us of CPU per token")
     return used / (8 * num_sequences)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [('{"vocab_size": 40}', 39), ('{"text_config": {"vocab_size": 40}}', 39), ('{"vocab_size": 1000000}', NUM_TOKENS),
+     ("{}", NUM_TOKENS), ("no JSON", NUM_TOKENS), (None, NUM_TOKENS)],
+)  # fmt: skip
+async def test_it_writes_no_token_that_the_model_does_not_know(tmp_path, config, most):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    told = settings().model_copy(update={"model": ModelSettings(path=tmp_path)})
+    engine = SimulatedEngine(told, "engine-0", lengths=lambda _: 3000)
+    await engine.start()
+    collected = await collect(engine.generate(request("a", max_tokens=3000)))
+    await engine.close()
+    assert max(collected.tokens) <= most
+    assert max(collected.tokens) > 0.9 * most

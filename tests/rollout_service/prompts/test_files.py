@@ -89,6 +89,14 @@ def test_blank_lines_and_a_byte_order_mark(make_settings, tmp_path):
         ('{"prompt": [], "ground_truth": 1}', "the prompt is an empty list; it must be"),
         ('{"prompt": [{"role": "user"}], "ground_truth": 1}', "must have 'role' and 'content'"),
         ('{"prompt": "a", "ground_truth": 1, "extra_info": 3}', "extra_info is a number; it must be an object"),
+        ('{"prompt": "\\ud800", "ground_truth": 1}', "line 1: the text holds half a surrogate pair"),
+        (
+            '{"prompt": "a", "ground_truth": 1, "data_source": "\\ud800"}',
+            "line 1: the text holds half a surrogate pair",
+        ),
+        ('{"prompt": "a", "ground_truth": ["\\ud800"]}', "line 1: a label or its extra_info holds half a surrogate"),
+        ('{"prompt": "a", "ground_truth": 1, "extra_info": {"\\ud800": 1}}', "extra_info holds half a surrogate pair"),
+        ('{"prompt": [{"role": "user", "content": "\\ud800"}], "ground_truth": 1}', "holds half a surrogate pair"),
         ('{"question": "a", "answer": "7"}', "looks like GSM8K .* no '#### NUMBER'"),
     ],
 )
@@ -97,6 +105,11 @@ def test_bad_lines_are_named(make_settings, tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(DataError, match=words):
         load_prompts(make_settings(train_files=[path]))
+
+
+def test_a_folder_is_no_file(make_settings, tmp_path):
+    with pytest.raises(DataError, match="is a folder; name the Parquet or JSONL files in it"):
+        load_prompts(make_settings(train_files=[tmp_path]))
 
 
 def test_bytes_that_are_no_text(make_settings, tmp_path):

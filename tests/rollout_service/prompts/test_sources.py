@@ -119,6 +119,8 @@ def test_a_source_of_ones_own(make_settings, source):
             "return [{'prompt': 'q', 'ground_truth': 1, 'data_source': 'd', 'id': 3}] * 2, []",
             "1 prompt ids occur more than once, '3' first",
         ),
+        ("return [{'prompt': 'q', 'ground_truth': 1, 'data_source': chr(0xd800)}], []", "half a surrogate pair"),
+        ("return [{'prompt': 'q', 'ground_truth': 1, 'data_source': 'd', 'id': chr(0xd800)}], []", "half a surrogate"),
         ("return [{'prompt': 'q', 'ground_truth': {1}, 'data_source': 'd'}], []", "can't be written as JSON"),
         ("raise OSError('disk')", "raised OSError: disk"),
     ],

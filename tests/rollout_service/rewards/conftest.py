@@ -27,9 +27,10 @@ def value(task): return task.ground_truth
 def nan(task): return float("nan")
 def infinite(task): return numpy.float32("inf")
 def huge(task): return 10 ** 400
+def beyond_float32(task): return 1e39
 def scalar(task): return numpy.float32(0.5)
 def array(task): return numpy.ones(3)
-def parts(task): return {"score": 1, "format": 0.25, "note": "text", "bad": float("nan"), "right": True}
+def parts(task): return {"score": 1, "format": 0.25, "note": "text", "bad": float("nan"), "far": -1e39, "right": True}
 def no_score(task): return {"reward": 1.0}
 async def coroutine(task): return 0.75
 def fail(task): raise KeyError("no such column")

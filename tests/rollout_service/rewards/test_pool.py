@@ -46,6 +46,7 @@ async def test_what_counts_as_a_reward(make_pool, make_task, action, expected):
         ("nan", FailReason.REWARD_NOT_FINITE, "returned nan"),
         ("infinite", FailReason.REWARD_NOT_FINITE, "returned inf"),
         ("huge", FailReason.REWARD_NOT_FINITE, "returned inf"),
+        ("beyond_float32", FailReason.REWARD_NOT_FINITE, "1e\\+39, which is infinite in a batch's float32"),
         ("array", FailReason.REWARD_NOT_FINITE, "not a finite number"),
         ("no_score", FailReason.REWARD_NOT_FINITE, "without 'score'"),
         ("fail", FailReason.REWARD_ERROR, "KeyError: 'no such column'"),

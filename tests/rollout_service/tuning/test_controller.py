@@ -1,5 +1,6 @@
 """The controller of the ratio: it converges, follows, rests, and keeps within bounds."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from rollout_service.tuning.controller import (
     BUBBLE_HIGH,
     BUBBLE_LOW,
+    DEAD_BAND,
     SETTLING_ROUNDS,
     SMALLEST_STEP,
     STEP,
@@ -147,6 +149,75 @@ def test_it_stops_below_a_limit_instead_of_running_into_it():
     assert turns(decided) <= 3
     assert not moves(decided[120:])
     assert plant(0.9)(0, decided[-1].ratio).off_policy <= 0.3 * 1.1
+
+
+def stiff_plant(steepness: float, idle: float, rng: random.Random | None = None, noise: float = 0.0):
+    """Slots idle at every ratio, and an off-policy share that rises fast at first."""
+
+    def measure(_: int, ratio: float) -> RoundMeasures:
+        shake = 1 + (rng.gauss(0, noise) if rng else 0.0)
+        share = 0.35 * (1 - math.exp(-(ratio - 1) * steepness)) + 0.3 * (ratio - 1)
+        off_policy = min(1.0, max(0.0, share * shake))
+        return RoundMeasures(idle + 0.3 * math.exp(-(ratio - 1) * 3), ess=1 - 0.4 * off_policy, off_policy=off_policy)
+
+    return measure
+
+
+@pytest.mark.parametrize("start", [1.0, 1.25, 2.0, 3.0])
+@pytest.mark.parametrize(
+    "bounds",
+    [replace(BOUNDS, max_off_policy=share) for share in (0.02, 0.1, 0.2, 0.3, 0.4)]
+    + [replace(BOUNDS, min_ess=least) for least in (0.85, 0.9, 0.95)],
+)
+def test_a_limit_is_kept_even_where_every_smaller_ratio_was_too_small(bounds, start):
+    plant = stiff_plant(6, 0.3)
+    decided = drive(plant, 300, start, bounds)
+    last = decided[-1].ratio
+    seen = plant(0, last)
+    assert seen.off_policy <= bounds.max_off_policy * (1 + DEAD_BAND) or last == bounds.min_ratio
+    assert 1 - seen.ess <= (1 - bounds.min_ess) * (1 + DEAD_BAND) or last == bounds.min_ratio
+    assert not moves(decided[150:])
+    assert turns(decided) <= 4
+    assert "is idle" in decided[-1].reason
+    assert "wanted" in decided[-1].reason, "the limit that keeps the ratio down is named"
+    assert "no limit is passed" not in decided[-1].reason
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steepness=st.floats(0.5, 12.0),
+    idle=st.floats(0.0, 0.5),
+    limit=st.floats(0.02, 0.8),
+    start=st.floats(1.0, 3.0),
+    seed=st.integers(0, 1000),
+    noise=st.floats(0.0, 0.1),
+)
+def test_limits_do_not_make_it_oscillate(steepness, idle, limit, start, seed, noise):
+    bounds = replace(BOUNDS, max_off_policy=limit)
+    decided = drive(stiff_plant(steepness, idle, random.Random(seed), noise), 300, start, bounds)
+    assert turns(decided) <= 6
+    assert len(moves(decided[200:])) <= 4
+    still = stiff_plant(steepness, idle)(0, decided[-1].ratio)
+    assert still.off_policy <= limit * (1 + DEAD_BAND) * (1 + noise) or decided[-1].ratio == bounds.min_ratio
+
+
+def test_a_limit_that_was_passed_is_forgotten_when_far_more_slots_idle_than_then():
+    def measure(number: int, ratio: float) -> RoundMeasures:
+        if number < 100:
+            return RoundMeasures(0.2, off_policy=0.6 if ratio > 1.4 else 0.1)
+        return RoundMeasures(0.6, off_policy=0.1)
+
+    bounds = replace(BOUNDS, max_off_policy=0.3)
+    decided = drive(measure, 200, 2.0, bounds)
+    assert decided[99].ratio <= 1.4
+    assert "no ratio has fewer within the limits" in decided[99].reason
+    assert decided[-1].ratio == bounds.max_ratio
+
+
+def test_what_is_reported_no_more_is_not_averaged_on():
+    state, _ = step_controller(ControllerState(1.5), RoundMeasures(0.08, ess=0.4, off_policy=0.9), BOUNDS)
+    _, tuning = step_controller(state, RoundMeasures(0.08), BOUNDS)
+    assert (tuning.measured.ess, tuning.measured.off_policy) == (None, None)
 
 
 def test_a_full_engine_gives_the_ratio_back_down_to_one():

@@ -9,12 +9,13 @@ from protocol.errors import SettingsError
 from rollout_service.tuning.closed_forms import draw_prompts, full_engine
 from rollout_service.tuning.engine_model import EngineModel
 from rollout_service.tuning.length_specs import parse_lengths
-from rollout_service.tuning.lengths import SpecLengths
+from rollout_service.tuning.lengths import FlatLengths, SpecLengths
 from rollout_service.tuning.plots import html_page, write_png
 from rollout_service.tuning.recommend import UserLimits, base_of, recommend
-from rollout_service.tuning.report import OUTCOME, PRICE, cells, point_row, share_sentences
+from rollout_service.tuning.report import OUTCOME, PRICE, cells, notes, point_row, share_sentences
 from rollout_service.tuning.simulation import TrainerModel
-from rollout_service.tuning.sweep import PartResult, Point, PointResult, Scenario, speed_up, sweep
+from rollout_service.tuning.student import t_95
+from rollout_service.tuning.sweep import PartResult, Point, PointResult, Scenario, half_band, speed_up, sweep
 
 
 def part(rate: float, off_policy: float, lag: int = 1, **changes) -> PartResult:
@@ -79,6 +80,75 @@ def test_noise_is_no_gain() -> None:
     noisy = point(1.5, 1050, 0.5)
     parts = tuple(replace(p, wall_s=w) for p, w in zip(noisy.parts, (0.8, 1.2, 0.7, 1.3), strict=True))
     assert recommend((TABLE[0], replace(noisy, parts=parts)), UserLimits(), 1500).point.ratio == 1
+
+
+def test_a_band_is_students_and_draws_of_prompts_are_not_averaged() -> None:
+    base = point(1, 1000, 0)
+    rates = (1100, 1200, 1300, 1400)
+    seeds = PointResult(Point(1.5), 16, tuple(part(rate, 0.5) for rate in rates))
+    base = replace(base, parts=tuple(part(1000, 0) for _ in rates))
+    spread = 0.12909944  # of 1.1, 1.2, 1.3, 1.4
+    assert speed_up(seeds, base)[1] == pytest.approx(spread / 2)
+    assert half_band(seeds, base) == pytest.approx(3.182 * spread / 2, rel=1e-3)
+    drawn = replace(seeds, drawn_again=True)
+    assert speed_up(drawn, base)[1] == pytest.approx(spread)
+    assert half_band(drawn, base) == pytest.approx(3.182 * spread, rel=1e-3)
+    assert recommend((base, seeds), UserLimits(), 1500).point.ratio == 1.5
+    unsure = recommend((base, drawn), UserLimits(), 1500)
+    assert unsure.point.ratio == 1, "a gain of 25 % with a band of 41 % to each side may be none"
+    assert "by no more than noise" in unsure.reason
+    assert half_band(replace(seeds, parts=seeds.parts[:1]), replace(base, parts=base.parts[:1])) == 0
+
+
+def test_students_quantile_falls_to_the_normal_ones() -> None:
+    widths = [t_95(num) for num in range(2, 40)]
+    assert widths == sorted(widths, reverse=True)
+    assert t_95(4) == 3.182
+    assert 1.96 < widths[-1] < 2.14
+    with pytest.raises(ValueError, match="not known"):
+        t_95(1)
+
+
+def test_only_observed_prompts_are_drawn_again() -> None:
+    spec = SpecLengths("x", parse_lengths("lognormal:median=30,sigma=0.8"))
+    observed = FlatLengths("x", (10, 20, 400), (0,))
+    for lengths, bootstrap, expected in ((spec, True, False), (observed, True, True), (observed, False, False)):
+        scenario = Scenario(lengths, EngineModel(8), TrainerModel(), 2, 2, bootstrap=bootstrap)
+        (found,) = sweep(scenario, [Point(1.0)], 8, num_processes=1)
+        assert found.drawn_again is expected
+
+
+def test_no_lag_bound_never_binds() -> None:
+    spec = "0.97*lognormal:median=20,sigma=0.1+0.03*lognormal:median=3000,sigma=0"
+    scenario = Scenario(SpecLengths(spec, parse_lengths(spec)), EngineModel(64), TrainerModel(), 2, 2)
+    (found,) = sweep(scenario, [Point(2.0)], 400, num_processes=1)
+    assert found.largest_lag > 16, "responses that take many rounds are waited for by nobody"
+    row = point_row(found, found, scenario, 1.0)
+    assert row["max_lag"] is None
+    assert not any("reaches max_lag" in note for note in notes([found], scenario))
+
+
+def test_the_mean_start_age_has_a_closed_form_only_where_all_groups_start() -> None:
+    spec = "lognormal:median=50,between=0.8,within=0.6,max=1000"
+    lengths = SpecLengths(spec, parse_lengths(spec))
+    for slots, holds in ((4, False), (64, True)):
+        scenario = Scenario(lengths, EngineModel(slots), TrainerModel(), 8, 4)
+        (found,) = sweep(scenario, [Point(2.0)], 120, num_processes=1)
+        row = point_row(found, found, scenario, 1.0)
+        assert (row["mean_start_age_closed_form"] is not None) == holds
+        assert (row["mean_start_age"] == pytest.approx(1, abs=0.1)) == holds
+
+
+def test_what_is_said_of_idle_slots_is_what_was_measured() -> None:
+    for spec, slots, full in (
+        ("lognormal:median=100,between=0.8,within=0.6,max=4096", 16, False),
+        ("lognormal:median=100,sigma=0.1", 4, True),
+    ):
+        scenario, results, forms = swept(spec, slots)
+        said = " ".join(share_sentences(scenario, forms, results))
+        assert f"{results[0].bubble_share:.0%} of slot time" in said
+        assert ("full for most of a round" in said) == full
+        assert (results[0].bubble_share < 0.15) == full
 
 
 def swept(spec: str, slots: int, ratios: tuple[float, ...] = (1, 1.25, 1.5, 2), groups: int = 8):

@@ -1,6 +1,7 @@
 """The survival estimate against a published example, against counting, and its properties."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -66,6 +67,77 @@ def test_bands_hold_the_estimate_and_all_fall(pairs: list[tuple[int, bool]]) -> 
     assert ((found.lower >= 0) & (found.upper <= 1)).all()
     assert (np.diff(found.survival) <= 1e-12).all()
     assert found.mean() >= np.mean([length for length, _ in pairs]) - 1e-9, "unfinished ones can only lengthen it"
+
+
+def dense_variance(lengths, finished, prompts, at) -> float:
+    """The variance of log S(at), from each sample's influence as the derivative of log S by the sample's weight."""
+
+    def log_survival(weights: np.ndarray) -> float:
+        total = 0.0
+        for u in sorted({x for x, done in zip(lengths, finished, strict=True) if done and x <= at}):
+            risk = sum(w for w, x in zip(weights, lengths, strict=True) if x >= u)
+            died = sum(w for w, x, done in zip(weights, lengths, finished, strict=True) if done and x == u)
+            total += math.log(1 - died / risk)
+        return total
+
+    step, sums = 1e-5, {}
+    for index, prompt in enumerate(prompts):
+        more, less = np.ones(len(lengths)), np.ones(len(lengths))
+        more[index], less[index] = 1 + step, 1 - step
+        sums[prompt] = sums.get(prompt, 0.0) + (log_survival(more) - log_survival(less)) / (2 * step)
+    return sum(value**2 for value in sums.values())
+
+
+def variance_of(found, index: int) -> float:
+    """The variance of log S that a band was made of."""
+    s = found.survival[index]
+    return (math.log(math.log(found.lower[index]) / math.log(s)) * math.log(s) / 1.959964) ** 2
+
+
+@given(observations)
+def test_bands_by_prompt_are_greenwoods_if_each_has_one_sample(pairs: list[tuple[int, bool]]) -> None:
+    lengths, finished = [p[0] for p in pairs], [p[1] for p in pairs]
+    alone, each = kaplan_meier(lengths, finished), kaplan_meier(lengths, finished, list(range(len(lengths))))
+    np.testing.assert_allclose(each.lower, alone.lower, atol=1e-9)
+    np.testing.assert_allclose(each.upper, alone.upper, atol=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.integers(0, 4)), min_size=3, max_size=25))
+def test_bands_by_prompt_are_the_squared_influences_of_prompts(rows: list[tuple[int, bool, int]]) -> None:
+    lengths, finished, prompts = [r[0] for r in rows], [r[1] for r in rows], [f"p{r[2]}" for r in rows]
+    if not any(finished):
+        return
+    found = kaplan_meier(lengths, finished, prompts)
+    for index, length in enumerate(found.lengths.tolist()):
+        if 0 < found.survival[index] < 1 and found.lower[index] > 1e-300:
+            expected = dense_variance(lengths, finished, prompts, length)
+            assert variance_of(found, index) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_bands_by_prompt_cover_where_samples_of_a_prompt_are_alike() -> None:
+    rng = np.random.default_rng(1)
+    exact = math.exp(5)
+    hits = {"alone": 0, "by prompt": 0}
+    for _ in range(200):
+        levels = rng.normal(5, 0.9, 60)
+        lengths = np.exp(np.repeat(levels, 8) + rng.normal(0, 0.4, 480)).astype(int) + 1
+        seen = rng.uniform(50, 1500, 480).astype(int)
+        done, prompts = lengths <= seen, np.repeat(np.arange(60), 8).tolist()
+        lengths = np.minimum(lengths, seen).tolist()
+        for name, of in (("alone", None), ("by prompt", prompts)):
+            found = kaplan_meier(lengths, done.tolist(), of)
+            index = int(np.searchsorted(found.lengths, exact)) - 1
+            hits[name] += bool(found.lower[index] <= 0.5 <= found.upper[index])
+    assert hits["alone"] < 0.75 * 200
+    assert hits["by prompt"] > 0.9 * 200
+
+
+def test_bands_of_many_samples_take_no_long_time() -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(6, 1, 100_000).astype(int) + 1
+    began_s = time.process_time()
+    kaplan_meier(lengths.tolist(), (rng.random(100_000) < 0.9).tolist(), (np.arange(100_000) // 8).tolist())
+    assert time.process_time() - began_s < 2
 
 
 def test_the_mean_of_finished_ones_is_biased_short_and_this_is_not() -> None:

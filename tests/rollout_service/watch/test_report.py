@@ -108,7 +108,7 @@ async def test_torn_and_foreign_lines_are_passed_over_and_said(tmp_path: Path) -
         f"{file.name}: 2 lines are no lines of a trace and were left out",
         "000009-0000.jsonl is empty and was passed over",
         "000010-0000.jsonl has no header that this version of april reads and was passed over",
-        "metrics.jsonl: 1 lines are torn and were left out",
+        "metrics.jsonl: 1 line is torn and was left out",
     ]
 
 
@@ -121,6 +121,86 @@ async def test_a_folder_without_more_than_a_trace_has_a_report(tmp_path: Path) -
     assert (report.settings, report.versions, report.steps.steps) == ({}, {}, [])
     assert len(report.notes) == 2
     assert report.timeline.samples
+    assert report.facts["num_steps"] == 6, "the trace tells of trained steps, too"
+
+
+async def test_totals_of_a_part_of_the_trace_say_so(tmp_path: Path) -> None:
+    await leave_a_run(tmp_path, 3)
+    (file,) = (tmp_path / "trace").glob("*.jsonl")
+    header, *lines = file.read_text().splitlines(keepends=True)
+    rounds = [number for number, line in enumerate(lines) if json.loads(line)["kind"] == "round"]
+    number = json.loads(lines[rounds[1]])["round"]
+    lost = '{"kind":"lost","num_lines":7}\n'
+    rest = json.dumps(json.loads(header) | {"file": 4}) + "\n" + "".join(lines[rounds[0] + 1 :]) + lost
+    file.with_name("000001-0004.jsonl").write_text(rest)
+    file.unlink()
+    (tmp_path / "trainer" / "metrics.jsonl").write_text("")
+    report = run_report(tmp_path, predict=False)
+    assert report.notes == [
+        "000001-0004.jsonl: 4 files before it are gone",
+        f"the trace begins at round {number}: what was before is gone (trace.max_files) or was not traced, and the "
+        "totals are of the rest",
+        "7 lines were not written, since the disk was too slow: the totals lack them",
+    ]
+    kept = [line for line in lines if json.loads(line)["kind"] != "trained"]
+    file.write_text(header + "".join(kept))
+    file.with_name("000001-0004.jsonl").unlink()
+    report = run_report(tmp_path, predict=False)
+    assert report.notes == []
+    assert "num_steps" not in report.facts, "nobody told of them"
+
+
+async def test_a_file_that_is_taken_away_meanwhile_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await leave_a_run(tmp_path, 2)
+    (file,) = (tmp_path / "trace").glob("*.jsonl")
+    gone = file.with_name("000000-0000.jsonl")
+    monkeypatch.setattr("rollout_service.watch.folder.trace_files", lambda _: [gone, file])
+    report = run_report(tmp_path, predict=False)
+    assert report.notes == [f"{gone.name} was removed while it was read, as the oldest beyond trace.max_files is"]
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])  # Python reads the first two, but can't write them again
+async def test_files_nested_too_deeply_are_damaged_ones(tmp_path: Path, depth: int) -> None:
+    await leave_a_run(tmp_path, 2)
+    with (tmp_path / "trainer" / "metrics.jsonl").open("a") as metrics:
+        metrics.write("[" * depth + "]" * depth + "\n" + '{"step": 3, "reward/mean": 0.3}\n')
+    for name in (SETTINGS_NAME, VERSIONS_NAME):
+        (tmp_path / FOLDER / name).write_text('{"a":' + "[" * depth + "]" * depth + "}")
+    (file,) = (tmp_path / "trace").glob("*.jsonl")
+    with file.open("a") as trace:
+        trace.write("[" * depth + "]" * depth + "\n")
+    report = run_report(tmp_path, predict=False)
+    report.model_dump_json()
+    assert report.steps.steps == [1, 2, 3]
+    assert report.notes == [
+        f"{file.name}: 1 line is no line of a trace and was left out",
+        "the run's settings were not kept in its folder",
+        "metrics.jsonl: 1 line is torn and was left out",
+    ]
+    watch = Watch()
+    restore_watch(watch, service_settings(tmp_path))
+    assert watch.steps.last_step == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "000001-0000.jsonl is empty"),
+        ("\x00\xff\n", "no header that this version of april reads"),
+        ('{"kind":"round"}\n', "no header that this version of april reads"),
+        (
+            '{"kind":"header","schema_name":"april-trace","version":7,"run":"test"}\n',
+            r"another version of april \(schema 7, this one reads 1\)",
+        ),
+        ('{"kind":"header","run":"test"}\n{"kind":\n', "1 line is no line of a trace"),
+        ('{"kind":"header","run":"test"}\n', "is empty: let the run offer a batch"),
+    ],
+)
+def test_a_trace_with_nothing_to_read_says_why(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "000001-0000.jsonl").write_text(content)
+    with pytest.raises(DataError, match=says):
+        run_report(tmp_path)
 
 
 def test_what_is_no_run_is_one_sentence(tmp_path: Path) -> None:

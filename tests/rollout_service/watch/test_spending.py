@@ -1,13 +1,18 @@
 """Where the time goes: every second has a cause, and the right one."""
 
+import asyncio
 import random
+import time
+from pathlib import Path
 
 import pytest
 
+from buffer.memory import MemoryBuffer
 from protocol.watching import Cause
 from rollout_service.scheduler.decisions import Observation, RoundLimits
 from rollout_service.scheduler.rounds import Phase, RoundScheduler
-from rollout_service.watch.spending import Spending, cause_of
+from rollout_service.watch.spending import RedisAway, Spending, cause_of
+from tests.support.service import running_service, service_settings
 
 LIMITS = RoundLimits(batch_groups=4, group_samples=2, ratio=2.0, lookahead=0, max_lag=4)
 
@@ -93,3 +98,68 @@ def test_a_clock_that_goes_back_costs_nothing() -> None:
     spending.look(5.0, Cause.TRAINER, 0, 8, 0)
     spending.pass_to(11.0)
     assert spending.take()[Cause.TRAINER] <= 6.0 + 1e-9
+
+
+def test_an_outage_counts_as_one_though_somebody_asked_meanwhile() -> None:
+    spending = Spending()
+    spending.look(0.0, Cause.GENERATING, 8, 8, 0)
+    spending.look(2.0, Cause.GENERATING, 2, 8, 0)
+    spending.pass_to(10.0)
+    spending.pass_to(20.0)
+    spending.look(28.0, Cause.GENERATING, 8, 8, 0, redis_s=25.0)
+    spent = spending.take()
+    assert spent[Cause.REDIS] == pytest.approx(25.0)
+    assert sum(spent.values()) == pytest.approx(28.0)
+    assert spent[Cause.TAIL] == pytest.approx(0.75)  # of the second that was none, six of eight slots
+
+
+def test_an_outage_never_takes_back_what_an_offered_batch_was_told() -> None:
+    spending = Spending()
+    spending.look(0.0, Cause.CUT, 0, 8, 0)
+    spending.pass_to(1.0)
+    assert spending.take() == {Cause.CUT: pytest.approx(1.0)}
+    spending.look(6.0, Cause.TRAINER, 0, 8, 0, redis_s=9.0)
+    assert spending.take() == {Cause.REDIS: pytest.approx(5.0)}
+
+
+def test_an_outage_is_timed_whichever_call_meets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, since = [100.0], [None]
+    monkeypatch.setattr("rollout_service.watch.spending.time.time", lambda: now[0])
+    away = RedisAway(lambda: since[0])
+    now[0], since[0] = 110.0, 104.0
+    away.look()
+    now[0] = 112.0
+    away.look()
+    since[0] = None
+    now[0] = 115.0
+    assert away.take() == pytest.approx(8.0)
+    assert away.take() == 0.0
+
+
+class OfferMeetsAnOutage(MemoryBuffer):
+    """Redis is away for a while when the first batch is to be offered."""
+
+    since: float | None = None
+    offered = False
+
+    @property
+    def waiting_since(self) -> float | None:
+        return self.since
+
+    async def offer(self, num_groups: int) -> bool:
+        if not self.offered:
+            self.offered, self.since = True, time.time()
+            await asyncio.sleep(1.0)
+            self.since = None
+        return await super().offer(num_groups)
+
+
+async def test_an_outage_in_a_transition_is_no_tail(tmp_path: Path) -> None:
+    async with running_service(service_settings(tmp_path), OfferMeetsAnOutage()) as service:
+        headers = await service.open_trainer()
+        for step in (1, 2):
+            await service.batch(step, headers)
+            await service.publish(step, headers)
+        await service.until(lambda: len(service.parts.watch.rounds) >= 2)
+        spent = service.parts.watch.rounds[1].spent
+    assert spent[Cause.REDIS] == pytest.approx(1.0, abs=0.15)

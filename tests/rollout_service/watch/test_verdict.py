@@ -106,6 +106,29 @@ def observed(spent: dict[str, float], num_rounds: int = 5, **changes) -> Observe
             "steps faster",
         ),
         (observed({"trainer": 1.0}, trainer_silent_s=59.0), Limit.TRAINER, "a trained step.", "steps faster"),
+        # What fails is no tail: the scorer raises, now or from the first response on; engines fail; few fail.
+        (
+            observed({"generating": 0.5, "tail": 0.5}, scores={"": 8, "reward_error": 72}, num_dropped_now=18),
+            Limit.FAILURES,
+            "72 of 80 responses failed (reward_error), and 18 of 38 groups were dropped in the last 5 rounds",
+            "reward.name",
+        ),
+        (
+            observed({}, 0, spent_now={Cause.TAIL: 9.0}, scores={"reward_timeout": 9}, num_dropped_now=4),
+            Limit.FAILURES,
+            "9 of 9 responses failed (reward_timeout), and 4 of 4 groups were dropped in the time so far",
+            "reward.timeout_s",
+        ),
+        (
+            observed({"tail": 1.0}, scores={"": 20, "engine_error": 30}),
+            Limit.FAILURES,
+            "30 of 50 responses failed (engine_error) in the last 5 rounds",
+            "engine raises",
+        ),
+        (observed({"tail": 1.0}, num_dropped=8), Limit.FAILURES, "40 of 60 groups were dropped", "service's log"),
+        (observed({"tail": 1.0}, scores={"": 90, "reward_error": 10}), Limit.TAIL, "100%", "rollout.ratio"),
+        (observed({"tail": 1.0}, scores={"": 1, "reward_error": 3}), Limit.TAIL, "100%", "rollout.ratio"),
+        (observed({"trainer": 0.8, "tail": 0.2}, scores={"reward_error": 9}), Limit.TRAINER, "80%", "steps faster"),
         # What goes on now counts: a trainer that has been stuck for ten minutes.
         (observed({"generating": 1.0}, spent_now={Cause.TRAINER: 600.0}), Limit.TRAINER, "99%", "steps faster"),
     ],

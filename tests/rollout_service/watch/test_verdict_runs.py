@@ -83,6 +83,22 @@ async def test_a_run_is_told_what_limits_it(tmp_path: Path, limit: Limit, run: d
     assert verdict.measured["num_rounds"] >= 5
 
 
+async def test_a_scorer_that_raises_is_named_and_not_the_tail(tmp_path: Path) -> None:
+    settings = service_settings(tmp_path, rollout=AHEAD, engine=simulated())
+    async with running_service(settings, lengths=one_is_long) as service:
+        headers = await service.open_trainer()
+        await service.batch(1, headers)
+        await service.publish(1, headers)
+        service.scorer.fails = lambda task: True
+        before = service.parts.watch.scores_since(0.0).total()
+        await service.until(lambda: service.parts.watch.scores_since(0.0).total() > before + 100)
+        verdict = (await service.client.get("/v1/status")).json()["verdict"]
+    assert verdict["limit"] == "failures", verdict
+    assert "reward_error" in verdict["sentence"]
+    assert "groups were dropped" in verdict["sentence"]
+    assert "reward.name" in verdict["advice"]
+
+
 async def test_a_buffer_without_room_limits_the_run(tmp_path: Path) -> None:
     """Consumed groups leave the buffer only when they are durable: a trainer that never saves fills it."""
     settings = service_settings(

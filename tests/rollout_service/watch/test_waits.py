@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rollout_service.watch.waits import LINGER_S, LongPolls, Open, WaitBook, scheduler_wait
+from rollout_service.watch.waits import LINGER_S, LongPolls, Open, WaitBook, counted, scheduler_wait
 from tests.support.service import running_service, service_settings
+
+
+def test_one_is_not_many() -> None:
+    assert [counted(n, "batch") for n in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert [counted(n, "finished response") for n in (1, 2)] == ["1 finished response", "2 finished responses"]
 
 
 def test_a_wait_keeps_its_begin_while_its_numbers_change() -> None:
@@ -79,10 +84,10 @@ async def test_the_waits_of_a_service(tmp_path: Path) -> None:
         await service.until(lambda: "lookahead" in " ".join(loop.scheduler.waits))
         found = await waiting(service)
         assert found["the round"][0].startswith("the trainer: 1 batches are offered or leased")
-        assert found["1 batches"] == ("a trainer to connect", pytest.approx(found["1 batches"][1]))
+        assert found["1 batch"] == ("a trainer to connect", pytest.approx(found["1 batch"][1]))
         headers = await service.open_trainer()
         await service.batch(1, headers)
-        assert "1 batches" not in await waiting(service)
+        assert "1 batch" not in await waiting(service)
         poll = asyncio.create_task(service.client.post("/v1/batches", json={"step": 2, "wait_s": 20}, headers=headers))
         await asyncio.sleep(0.05)
         assert (await waiting(service))["the trainer"][0] == "the batch of step 2"
@@ -104,7 +109,7 @@ async def test_since_when_a_wait_goes_on_does_not_depend_on_who_looks(tmp_path: 
         noted_at = board.observer.now()
         await service.until(lambda: board.observer.now() > noted_at + 0.01)
         body = (await service.client.get("/v1/status")).json()
-        assert [wait["who"] for wait in body["waiting"]] == ["the round", "1 batches"]
+        assert [wait["who"] for wait in body["waiting"]] == ["the round", "1 batch"]
         assert all(wait["since"] <= noted_at + 0.001 for wait in body["waiting"])
 
 
@@ -119,7 +124,7 @@ async def test_responses_that_wait_for_scores_are_a_wait(tmp_path: Path) -> None
         await service.until(lambda: service.parts.sample_parts.trace.num_scoring > 0)
         await asyncio.sleep(0.05)
         found = await waiting(service)
-        assert any(who.endswith("finished responses") and what == "their scores" for who, (what, _) in found.items())
+        assert any("finished response" in who and what == "their scores" for who, (what, _) in found.items())
 
 
 async def test_a_trainer_that_asks_is_not_silent_however_long_it_waits(tmp_path: Path) -> None:
