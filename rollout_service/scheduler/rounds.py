@@ -336,7 +336,8 @@ class RoundScheduler:
 
     def _fill_waits(self, seen: Observation) -> tuple[str, ...]:
         missing = self.limits.batch_groups - self.unspoken(seen)
-        waits = [f"{missing} more groups to be ready, of {self.limits.batch_groups}"] if missing > 0 else []
+        groups = "group" if missing == 1 else "groups"
+        waits = [f"{missing} more {groups} to be ready, of {self.limits.batch_groups}"] if missing > 0 else []
         if missing > 0 and seen.admission_room <= 0:
             waits.append("room in the buffer: raise buffer.max_groups or buffer.max_bytes if nothing else moves")
         if missing <= 0:

@@ -14,7 +14,7 @@ import numpy as np
 from protocol.errors import DataError
 from rollout_service.tuning.length_specs import Mixture
 from rollout_service.tuning.survival import Survival, kaplan_meier
-from rollout_service.tuning.trace_reader import Trace
+from rollout_service.tuning.trace_reader import Trace, TracedSample
 from rollout_service.tuning.workload import DrawnWorkload, GroupedWorkload, PromptLengths, Workload
 
 T = TypeVar("T")
@@ -112,6 +112,11 @@ def survival_of_trace(trace: Trace) -> Survival:
         raise DataError(
             f"no sample of {trace.name} has finished, {len(samples)} are unfinished: let the run go on until some have"
         )
+    return survival_of(samples)
+
+
+def survival_of(samples: Sequence[TracedSample]) -> Survival:
+    """The survival estimate of these samples, those of one prompt taken as alike. Raises DataError if none finished."""
     prompts = [s.prompt_id for s in samples]
     return kaplan_meier([s.num_tokens for s in samples], [s.finished for s in samples], prompts)
 

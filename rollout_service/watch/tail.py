@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.watching import Quantiles, Tail
+from rollout_service.tuning.lengths import survival_of
 from rollout_service.tuning.lengths_stats import reward_bins, stragglers
-from rollout_service.tuning.survival import Survival, kaplan_meier
+from rollout_service.tuning.survival import Survival
 from rollout_service.tuning.trace_reader import TracedSample
 from rollout_service.watch.as_trace import ends_only, traced_samples
 from rollout_service.watch.recent import View
@@ -29,7 +30,7 @@ def tail(view: View) -> Tail:
     lengths = [float(sample.num_tokens) for sample in finished]
     took = [h.finished_at - h.first_at for h in view.samples if h.finished_at is not None]
     trained = trained_lengths(samples, view.limits.n if view.limits else 0)
-    survival = kaplan_meier([s.num_tokens for s in samples], [s.finished for s in samples]) if finished else None
+    survival = survival_of(samples) if finished else None
     return Tail(
         num_finished=len(finished),
         num_unfinished=len(samples) - len(finished),
