@@ -1,7 +1,8 @@
 """Admission on Redis: new groups, and the pooled samples of their prompts that go on in them.
 
 Always true: which pooled samples go on is decided on what was read before; the script that admits the groups refuses
-if one of them has left its pool meanwhile, and the admission is prepared again.
+if one of them has left its pool meanwhile, and the admission is prepared again; those that are too old for their group
+expire once it is admitted, so that an admission that is refused changes nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,12 +38,13 @@ class Admission:
             texts += [g.num_samples, wanted or "", encode_prompt(g.prompt), encode_origin(g.prompt)]
         first = 0
         continued: list[tuple[str, str, bool]] = []
+        stale: list[str] = []
 
         async def read() -> Call:
-            nonlocal first, continued
+            nonlocal first, continued, stale
             names = (self._keys.named("meta"), "group_seq", "pool_samples")
             first, num_pooled = (int(value or 0) for value in await self._store.one("HMGET", *names))
-            continued = await self._continued(groups, first) if num_pooled else []
+            continued, stale = await self._continued(groups, first) if num_pooled else ([], [])
             keys: list[str] = []
             for seq, group in enumerate(groups, first):
                 group_id = group_id_of(seq)
@@ -53,6 +55,7 @@ class Admission:
             return keys, [*fixed, *texts, *(arg for old, new, ages in continued for arg in (old, new, int(ages)))]
 
         await self._store.transition_on_read("admit", read, waits_when_full=False)
+        await self._expire(stale, ExpiryReason.STALE)
         with_pooled = {new.partition(".")[0] for _, new, _ in continued}
         return [new_group(seq, group, version) for seq, group in enumerate(groups, first)], with_pooled
 
@@ -77,22 +80,23 @@ class Admission:
             briefs = await self._briefs(i.decode() for i in first)
             await self._expire(beyond(briefs, num_bytes, self._limits.max_pool_bytes), ExpiryReason.FULL)
 
-    async def _continued(self, groups: Sequence[NewGroup], first: int) -> list[tuple[str, str, bool]]:
-        """(id, new id, whether its age is the group's) of the pooled samples that go on; too old ones expire."""
+    async def _continued(self, groups: Sequence[NewGroup], first: int) -> tuple[list[tuple[str, str, bool]], list[str]]:
+        """(id, new id, whether its age is the group's) of the pooled samples that go on, and ids of too old ones."""
         prompts = [group.prompt.prompt_id for group in groups]
         lists = await self._store.one("HMGET", self._keys.named("pools"), *prompts) if prompts else []
         ids = {prompt: found.decode().split() for prompt, found in zip(prompts, lists, strict=True) if found}
         briefs = {brief.sample_id: brief for brief in await self._briefs(i for found in ids.values() for i in found)}
         chosen: list[tuple[str, str, bool]] = []
+        old_ones: list[str] = []
         for seq, group in enumerate(groups, first):
             pooled = [briefs[i] for i in ids.get(group.prompt.prompt_id, []) if i in briefs]
             taken, stale = choose(pooled, group.num_samples, group.oldest_version)
             new_ids = (sample_id_of(group_id_of(seq), index) for index in range(len(taken)))
             chosen += [(old, new, group.oldest_version is not None) for old, new in zip(taken, new_ids, strict=True)]
-            await self._expire(stale, ExpiryReason.STALE)
+            old_ones += stale
             for sample_id in (*taken, *stale):  # the prompt may come twice in one admission
                 del briefs[sample_id]
-        return chosen
+        return chosen, old_ones
 
     async def _briefs(self, sample_ids: Iterable[str]) -> list[PooledBrief]:
         ids = list(sample_ids)

@@ -71,7 +71,7 @@ class Delivery:
             "open_trainer", durable_step, lambda durable, leased: [nonce, durable_step, durable, leased]
         )
         await self._store.sync()
-        await self._store.link.keep_epochs(Epochs(trainer=reply[0]))
+        await self._store.link.keep_epochs(Epochs(self._store.link.service_epoch or 0, reply[0]))
         return OpenedTrainer(reply[0], durable_step, tuple(released))
 
     async def batch_leases(self) -> list[BatchLease]:

@@ -20,5 +20,8 @@ class EpochKeeper(Protocol):
         ...
 
     def raise_to(self, epochs: Epochs) -> None:
-        """Keep each that is higher than what is known; what is lower changes nothing. Called from any thread."""
+        """Keep each that is higher than what is known; what is lower changes nothing. Called from any thread.
+
+        Raises nothing: what Redis has done already must not look refused.
+        """
         ...

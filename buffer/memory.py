@@ -71,7 +71,7 @@ class MemoryBuffer:
     async def open_trainer(self, durable_step: int) -> OpenedTrainer:
         """See `ContinuationBuffer.open_trainer`."""
         opened = self._delivery.open_trainer(durable_step)
-        self._keep_epochs(0, opened.trainer_epoch)
+        self._keep_epochs(self._service_epoch, opened.trainer_epoch)
         return opened
 
     # Generation

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,8 @@ from protocol.samples import Group
 from rollout_service.events import Changed, Mailbox
 
 log = logging.getLogger(__name__)
+
+TROUBLE_S = 15.0  # a trainer that got no batch asks again within seconds
 
 
 class Deliveries(Protocol):
@@ -50,8 +53,7 @@ class Delivery:
         self._offered = asyncio.Condition()
         self._stopping = False
         self.told: Deliveries | None = None
-        self.trouble: str | None = None
-        """Why a leased batch can't be sent, until one is."""
+        self._trouble: tuple[float, str] | None = None
 
     async def lease(self, step: int, trainer_epoch: int, wait_s: float) -> tuple[bytes, str] | None:
         """(bytes, SHA-256) of the batch of `step`, waiting up to `wait_s` for it; None if there is none by then."""
@@ -67,6 +69,13 @@ class Delivery:
                 self._mailbox.post(Changed())
                 async with self._lock:
                     return await self._sent(step)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last batch that was asked for couldn't be sent; a trainer that waits for it asks again and again."""
+        if self._trouble is None or time.monotonic() - self._trouble[0] > TROUBLE_S:
+            return None
+        return self._trouble[1]
 
     async def stop(self) -> None:
         """Nobody waits for a batch any more: waiting calls end with UnavailableError."""
@@ -109,9 +118,9 @@ class Delivery:
         except UnavailableError as error:
             if self.trouble != str(error):
                 log.error("%s", error, extra={"event": "delivery_stuck", "step": step})
-            self.trouble = str(error)
+            self._trouble = time.monotonic(), str(error)
             raise
-        self.trouble = None
+        self._trouble = None
         return sent
 
     async def _bytes_of(self, step: int) -> tuple[bytes, str]:

@@ -53,8 +53,8 @@ class PolicyRegistry:
         policy = await self._buffer.publish_policy(step, str(folder), trainer_epoch)
         if policy.path != str(folder) and not await asyncio.to_thread(_holds, policy, manifest):
             raise ConflictError(
-                f"step {step} is published already as version {policy.version}, from {policy.path} with other weights: "
-                "those are what runs; publish these after the next step"
+                f"step {step} is published already as version {policy.version}, from {policy.path}, and these are not "
+                "the files in that folder: the version stays what it is; publish these after the next step"
             )
         await self.refresh()
         return policy

@@ -127,7 +127,7 @@ class StatusBoard:
             uptime_s=time.monotonic() - self._started_s,
             paused=control.paused,
             draining=control.draining,
-            waits=list(parts.loop.scheduler.waits),
+            waits=[*([parts.delivery.trouble] if parts.delivery.trouble else []), *parts.loop.scheduler.waits],
             active_version=snapshot.active_version,
             newest_version=snapshot.newest_version,
             trainer_epoch=snapshot.trainer_epoch,

@@ -98,7 +98,7 @@ class StatusMetrics(Collector):
             self._ready = False
             return
         self._away_since_s = None
-        self._ready = self._waiting_since is None
+        self._ready = self._waiting_since is None and parts.delivery.trouble is None
         self._seen = _look(parts, status, self._lines.moment)
 
     @property

@@ -6,7 +6,7 @@ import pytest
 
 from buffer.interface import CursorMove, Limits, NewGroup, SampleLease
 from buffer.pool import POOLED_BYTES
-from protocol.errors import FencedError, NotFoundError, RequestError, TransitionError
+from protocol.errors import ConflictError, FencedError, NotFoundError, RequestError, TransitionError
 from protocol.messages import PoolLedger
 from protocol.samples import Group, Reward
 from protocol.states import DropReason, ExpiryReason, FailReason, FinishReason, GroupState, SampleState
@@ -189,7 +189,7 @@ async def test_an_admission_is_prepared_again_if_a_sample_left_the_pool_meanwhil
     admission._continued = prepare_and_lose_one
     group = await race(buffer, 2, 2)
     assert [s.continued_from for s in group.samples] == [second.sample_id, None]
-    assert [len(chosen) for chosen in prepared] == [2, 1]
+    assert [len(chosen) for chosen, _ in prepared] == [2, 1]
 
 
 async def test_what_is_too_old_for_its_group_expires(buffer: Any) -> None:
@@ -351,3 +351,14 @@ async def test_a_group_wants_no_more_than_it_has(buffer: Any) -> None:
     (group,) = await admit(buffer, num_samples=2)
     assert await finish_group(buffer, group) is GroupState.READY
     await check(buffer.inner)
+
+
+async def test_an_admission_that_is_refused_leaves_the_pool_as_it_is(buffer: Any) -> None:
+    await pooled_run(buffer)
+    before = await buffer.snapshot()
+    too_old = NewGroup(prompt(0), 2, 2, 5)  # for which the pooled samples' version 0 is too old
+    with pytest.raises(ConflictError):
+        await buffer.admit([too_old], 5, CursorMove("elsewhere", "2"))
+    assert (await buffer.snapshot()).pool == before.pool
+    await buffer.admit([too_old], 5, CursorMove(before.cursor, "2"))
+    assert (await buffer.snapshot()).pool.expired[ExpiryReason.STALE] == 2

@@ -8,7 +8,7 @@ import redis
 
 from buffer.embedded import EmbeddedRedis
 from buffer.epochs import Epochs
-from protocol.errors import FencedError, SettingsError, UnavailableError
+from protocol.errors import FencedError, SettingsError
 from rollout_service.epochs import EpochFile
 from rollout_service.failing import check_owner
 from tests.buffer.helpers import Rig, leased_run, memory_rig, redis_rig
@@ -31,16 +31,31 @@ def test_values_in_the_file_never_sink(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["epochs.json"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"service": 1}', '{"service": null, "trainer": 1}'])
-def test_a_damaged_file_is_refused(tmp_path, text):
+DAMAGED = ["{", "[]", '{"service": 1}', '{"service": null, "trainer": 1}']
+NO_EPOCHS = ["-1", "1.5", "true", "Infinity", "1e300", "9" * 20]
+
+
+@pytest.mark.parametrize("text", DAMAGED + [f'{{"service": {value}, "trainer": 1}}' for value in NO_EPOCHS])
+def test_a_damaged_file_is_refused_before_anything_is_claimed(tmp_path, text):
     (tmp_path / "epochs.json").write_text(text)
     with pytest.raises(SettingsError, match="can't be read"):
         EpochFile(tmp_path).read()
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UnavailableError, match=r"epochs.json can't be written"):
-        EpochFile(tmp_path / "gone").raise_to(Epochs(1, 1))
+def test_a_file_that_cannot_be_written_or_read_holds_nobody_up_and_is_named(tmp_path, caplog):
+    EpochFile(tmp_path / "gone").raise_to(Epochs(1, 1))
+    (tmp_path / "epochs.json").write_text("{")
+    EpochFile(tmp_path).raise_to(Epochs(1, 1))
+    assert [record.event for record in caplog.records] == ["epochs_not_kept"] * 2
+    assert "epochs.json is not up to date" in caplog.text
+
+
+async def test_what_was_deleted_while_the_service_ran_comes_back_whole(tmp_path):
+    buffer: Any = await memory_rig().connect()
+    service_epoch = await buffer.claim_service("first", {}, EpochFile(tmp_path))
+    (tmp_path / "epochs.json").unlink()
+    opened = await buffer.open_trainer(0)
+    assert EpochFile(tmp_path).read() == Epochs(service_epoch, opened.trainer_epoch)
 
 
 def _emptied(rig: Rig, url: str) -> Rig:
