@@ -87,7 +87,7 @@ async def test_epochs_begin_above_those_that_are_known_elsewhere(buffer: Any, ri
             await successor.mark_trained(0, epoch)
     opened = await successor.open_trainer(0)
     assert opened.trainer_epoch == 6, "5 is nobody's: whoever had 4 must be fenced already"
-    assert keeper.told == [Epochs(8, 5), Epochs(0, 6)]
+    assert keeper.told == [Epochs(8, 5), Epochs(8, 6)]
     assert await successor.claim_service("third", None, Known(1, 1)) == 9
     assert await successor.mark_trained(0, 6) == 0, "a session outlives its service"
     await successor.close()
